@@ -1,0 +1,52 @@
+# make demo  : the main job on the embedded engine, no GPU needed
+# make test  : the test suite
+# Each makes .venv by itself. A CPU build of torch is pinned only where no torch is present and no GPU is seen.
+PYTHON ?= python3
+VENV   ?= .venv
+VLLM_VENV ?= .venv-vllm
+BIN     = $(VENV)/bin
+TORCH_CPU = torch==2.13.0
+JOBS   ?= auto
+
+.PHONY: demo test test-vllm lint types bench clean
+
+$(VENV)/.ready: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory .torch
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+.PHONY: .torch
+.torch:
+	@if [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; then $(BIN)/python -m pip install --quiet 'torch>=2.11'; \
+	else $(BIN)/python -m pip install --quiet '$(TORCH_CPU)'; fi
+
+demo: $(VENV)/.ready
+	@$(BIN)/python cli.py profile --demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not vllm and not live"
+
+$(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
+	bash tests/live_server/setup.sh $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet --no-compile 'pytest>=8.2' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'jsonschema>=4.21' 'rich>=13.7' 'typer>=0.12' 'pyzmq>=25.1' 'frida>=17'
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m pytest -q -m "vllm or live"
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy needs a folder whose name is an identifier: the symlink stands in for the package name.
+types: $(VENV)/.ready
+	@mkdir -p .types && ln -sfn .. .types/syncfree
+	MYPYPATH=.types $(BIN)/mypy --strict -p syncfree
+
+bench: $(VENV)/.ready
+	$(BIN)/python bench/run.py
+
+clean:
+	rm -rf $(VENV) $(VLLM_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,69 @@
+"""What counts as a sync: the one rule, as a pure function over calls.
+
+A copy and its wait are one: a copy pairs with a stream or event wait that is the next launch, copy, memset or sync
+call of the same thread. A blocking copy or memset counts by itself. An explicit wait counts 1 even if it returned at
+once. Queries, device-side waits and backpressure count 0; allocations and frees are `maybe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from .calls import Call, Direction, Role, Wait
+
+_BREAKS_PAIR = frozenset({Role.LAUNCH, Role.GRAPH_LAUNCH, Role.COPY, Role.MEMSET, Role.SYNC})
+_COPY_KIND = {Direction.D2H: "d2h", Direction.H2D: "h2d", Direction.D2D: "stream", Direction.H2H: "stream"}
+
+
+class Sync(msgspec.Struct, gc=False):
+    """One counted sync. `kind` is a field name of `report.Syncs`, or "copy" for a copy of unknown direction."""
+
+    kind: str
+    call: Call  # the call that names the site: the copy of a pair, else the waiting call
+    blocked_ns: int | None  # host time in the copy and its wait
+
+
+def _blocked(*calls: Call) -> int | None:
+    result = 0
+    for call in calls:
+        if call.dur_ns is None:
+            return None
+        result += call.dur_ns
+    return result
+
+
+def _copy_kind(call: Call) -> str:
+    return "copy" if call.direction is None else _COPY_KIND[call.direction]
+
+
+def count_syncs(calls: Iterable[Call]) -> list[Sync]:
+    """The syncs among `calls` (any threads, any order between threads, time order within one), in time order."""
+    found: list[Sync] = []
+    pending: dict[int, Call] = {}  # thread -> the copy that the next call may turn into a sync
+    for call in sorted(calls, key=lambda c: c.ts_ns):
+        role = call.role
+        if role not in _BREAKS_PAIR:
+            if role in (Role.ALLOC, Role.FREE):
+                found.append(Sync("maybe", call, _blocked(call)))
+            continue
+        copy = pending.pop(call.thread, None)
+        if role is Role.SYNC:
+            if copy is not None and call.wait in (Wait.STREAM, Wait.EVENT):
+                found.append(Sync(_copy_kind(copy), copy, _blocked(copy, call)))
+                continue
+            found.append(Sync((call.wait or Wait.DEVICE).value, call, _blocked(call)))
+            continue
+        if copy is not None and copy.blocking:
+            found.append(Sync(_copy_kind(copy), copy, _blocked(copy)))
+        if role is Role.COPY:
+            # A blocking copy is kept pending too: cudaMemcpy followed by a stream wait is still one stop of the host.
+            pending[call.thread] = call
+        elif role is Role.MEMSET and call.blocking:
+            found.append(Sync("memset", call, _blocked(call)))
+    for copy in pending.values():
+        if copy.blocking:
+            found.append(Sync(_copy_kind(copy), copy, _blocked(copy)))
+    found.sort(key=lambda s: s.call.ts_ns)
+    return found

@@ -1,0 +1,208 @@
+"""`syncfree.report/1`: what every collector and every trace reader ends in.
+
+Objects are always present, only figures may be `null`: unknown is None, never 0. All times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ..planner.errors import BadInput
+
+FORMAT = "syncfree.report/1"
+Figure = int | None
+Amount = float | None
+Verdict = Literal["sync-free", "syncs", "unknown"]
+
+
+class Syncs(msgspec.Struct, kw_only=True):
+    """Host calls that wait for the device, by kind. `maybe` (may have waited) is apart from `total`."""
+
+    total: Figure = None
+    d2h: Figure = None
+    h2d: Figure = None
+    stream: Figure = None
+    device: Figure = None
+    event: Figure = None
+    memset: Figure = None
+    maybe: Figure = None
+
+
+class Copies(msgspec.Struct, kw_only=True):
+    d2h: Figure = None
+    h2d: Figure = None
+    d2d: Figure = None
+    d2h_bytes: Figure = None
+    h2d_bytes: Figure = None
+
+
+class Launches(msgspec.Struct, kw_only=True):
+    """Launch calls that ran: `kernels` and `graphs` (a graph launch counts once); `captured` did not run."""
+
+    kernels: Figure = None
+    graphs: Figure = None
+    captured: Figure = None
+
+
+class PhaseFigures(msgspec.Struct, kw_only=True):
+    syncs: Syncs = msgspec.field(default_factory=Syncs)
+    copies: Copies = msgspec.field(default_factory=Copies)
+    launches: Launches = msgspec.field(default_factory=Launches)
+    blocked_us: Amount = None
+    duration_us: Amount = None
+
+
+class Step(msgspec.Struct, kw_only=True):
+    rank: int = 0
+    index: int = 0
+    batch_class: str = "unknown"
+    coarse: bool = False
+    mixed: bool | None = None
+    num_reqs: Figure = None
+    num_tokens: Figure = None
+    duration_us: Amount = None
+    syncs: Syncs = msgspec.field(default_factory=Syncs)
+    copies: Copies = msgspec.field(default_factory=Copies)
+    launches: Launches = msgspec.field(default_factory=Launches)
+    blocked_us: Amount = None
+    host_ops: Figure = None
+    phases: dict[str, PhaseFigures] = msgspec.field(default_factory=dict)
+    name: str | None = None  # the annotation a trace step was found by
+    warmup: bool = False  # warm-up, lazy compilation or capture: counted, but no verdict or budget is about it
+    launch_lead_us: Amount = None  # how far the host ran ahead of the device at the step's end (where timestamps exist)
+    device_idle_us: Amount = None  # device time lost while the host waited
+
+
+class Distribution(msgspec.Struct, kw_only=True):
+    mean: Amount = None
+    p50: Amount = None
+    p99: Amount = None
+    max: Amount = None
+
+
+class ClassFigures(msgspec.Struct, kw_only=True):
+    steps: int = 0
+    syncs_per_step: Distribution = msgspec.field(default_factory=Distribution)  # build + forward
+    launches_per_step: Distribution = msgspec.field(default_factory=Distribution)  # kernels + graphs
+    copies_per_step: Distribution = msgspec.field(default_factory=Distribution)
+    duration_us: Distribution = msgspec.field(default_factory=Distribution)
+    build_us: Distribution = msgspec.field(default_factory=Distribution)
+    blocked_us: Distribution = msgspec.field(default_factory=Distribution)
+    verdict: Verdict = "unknown"
+
+
+class Site(msgspec.Struct, kw_only=True):
+    """One source line at which the host waited, over all steps."""
+
+    file: str
+    line: int
+    function: str
+    kind: str  # d2h, h2d, stream, device, event, memset, maybe
+    phase: str = "other"
+    count: int = 0
+    per_step: Amount = None  # mean over the steps in which it occurred
+    blocked_us: Amount = None
+    classes: dict[str, int] = msgspec.field(default_factory=dict)  # count by batch class
+    threads: list[str] = msgspec.field(default_factory=list)
+    allowed_upstream: bool = False
+    stack: list[str] = msgspec.field(default_factory=list)  # "file:line function", innermost first
+    source: str = ""  # the source line
+    api: str = ""  # the call that waited
+    repeated: bool = False  # several times within one step: a per-layer sync of one value is the classic
+    hint: str = ""
+    warmup: bool = False  # seen in warm-up or capture steps only
+    device_idle_us: Amount = None
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """Everything seen, in and out of steps, a profiler's own last synchronize too."""
+
+    launches: Launches = msgspec.field(default_factory=Launches)
+    kernels_run: Figure = None
+    syncs: Syncs = msgspec.field(default_factory=Syncs)
+    copies: Copies = msgspec.field(default_factory=Copies)
+    api: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Source(msgspec.Struct, kw_only=True):
+    kind: str = "live"  # live, demo, test, trace
+    engine: str | None = None
+    device: str | None = None
+    torch: str | None = None
+    hip: str | None = None
+    cuda: str | None = None
+    ranks: list[int] = msgspec.field(default_factory=lambda: [0])
+    collectors: list[str] = msgspec.field(default_factory=list)
+    partial: bool = False
+    blind_spots: dict[str, str] = msgspec.field(default_factory=dict)  # collector -> what it cannot see
+    files: list[str] = msgspec.field(default_factory=list)  # base names of trace files
+
+
+class PlannerFigures(msgspec.Struct, kw_only=True):
+    mode: str = "off"
+    mismatches: Figure = None
+    unread: Figure = None
+    first_mismatch: str | None = None
+
+
+class Note(msgspec.Struct, kw_only=True):
+    kind: str  # hazard, blind, partial, disabled, hint, input...
+    text: str
+    file: str | None = None
+    line: int | None = None
+    count: int = 1
+
+
+class Report(msgspec.Struct, kw_only=True):
+    format: Literal["syncfree.report/1"] = FORMAT
+    source: Source = msgspec.field(default_factory=Source)
+    steps: list[Step] = msgspec.field(default_factory=list)
+    classes: dict[str, ClassFigures] = msgspec.field(default_factory=dict)
+    sites: list[Site] = msgspec.field(default_factory=list)
+    totals: Totals = msgspec.field(default_factory=Totals)
+    planner: PlannerFigures = msgspec.field(default_factory=PlannerFigures)
+    telemetry: dict[str, Any] = msgspec.field(default_factory=dict)
+    notes: list[Note] = msgspec.field(default_factory=list)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def from_json(data: bytes | str, where: str = "report") -> Report:
+        """Decode a report. Raises `BadInput` that names the path of the offending value."""
+        try:
+            return msgspec.json.decode(data, type=Report)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadInput(f"{where}: expected a {FORMAT} document: {error}") from error
+
+    @staticmethod
+    def load(path: str | Path) -> Report:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+        return Report.from_json(data, where=str(path))
+
+
+def add(left: Figure, right: Figure) -> Figure:
+    """Sum of two figures; unknown stays unknown."""
+    return None if left is None or right is None else left + right
+
+
+def total(figures: Iterable[Figure]) -> Figure:
+    result: Figure = 0
+    for figure in figures:
+        result = add(result, figure)
+    return result
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of `syncfree.report/1`."""
+    schema = msgspec.json.schema(Report)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = FORMAT
+    return schema
