@@ -53,7 +53,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     role: Role
     ts_ns: int
     dur_ns: int | None = None  # time the host spent inside the call
-    thread: int = 0  # one number a host thread
+    thread: int = 0  # one number a host thread; in a live process threading.get_native_id()
     wait: Wait | None = None  # role SYNC only
     direction: Direction | None = None  # role COPY only; None = not known
     nbytes: int | None = None

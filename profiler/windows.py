@@ -7,7 +7,7 @@ import msgspec
 from .collectors.base import Counters
 
 PHASES = ("build", "forward", "sample", "output", "other")
-VERDICT_PHASES = ("build", "forward", "other")  # what a verdict is about: all but sampling and fetching its tokens
+VERDICT_PHASES = ("build", "forward")  # what a verdict is about; a step without these phases is judged whole
 
 
 class PhaseWindow(msgspec.Struct, kw_only=True):

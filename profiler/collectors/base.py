@@ -25,16 +25,22 @@ class Counters(msgspec.Struct, kw_only=True, gc=False):
     device: int = 0
     event: int = 0
     memset: int = 0
+    copy: int = 0  # a blocking copy of unknown direction: in the total, but d2h and h2d are then unknown
     maybe: int = 0
     copies_d2h: int = 0
     copies_h2d: int = 0
     copies_d2d: int = 0
+    copies_unknown: int = 0
     bytes_d2h: int = 0
     bytes_h2d: int = 0
     kernels: int = 0
     graphs: int = 0
     captured: int = 0
     blocked_ns: int = 0
+    blocked_unknown: int = 0  # syncs whose host time is not known; blocked_ns is then unknown
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
     def __sub__(self, other: Counters) -> Counters:
         return Counters(**{name: getattr(self, name) - getattr(other, name) for name in self.__struct_fields__})
