@@ -1,0 +1,270 @@
+"""`Profiler`: records steps and phases while collectors watch, and ends in a report.
+
+Off the recording path everything is one attribute test; on it a step costs two clock reads and a mark per boundary.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from ..planner.errors import NothingMeasured, SyncfreeError
+from .aggregate import Evidence, build_report
+from .collectors import choose
+from .collectors.base import Collector, Counters
+from .report import Note, Report, Source
+from .windows import PhaseWindow, StepWindow
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Collectors = Literal["auto"] | str | Sequence["str | Collector"]
+MAX_STEPS = 100_000
+
+
+class Profiler:
+    """Counts syncs, copies and launches per step.
+
+    `collectors`: "auto" (the best that works here), a name, or a sequence of names and `Collector` objects.
+    `warmup_steps`: so many first steps are counted but not judged. `max_steps`: recording of new steps stops there and
+    the report is marked partial. One thread (the one that steps) drives `step` and `phase`; calls from other threads
+    are counted, and told apart.
+
+    Raises `Unreachable` on start if a collector that was asked for by name cannot work here.
+    """
+
+    def __init__(
+        self,
+        collectors: Collectors = "auto",
+        *,
+        rank: int = 0,
+        engine: str | None = None,
+        kind: str = "live",
+        warmup_steps: int = 0,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        self._wanted = collectors
+        self._rank = rank
+        self._warmup_steps = warmup_steps
+        self._max_steps = max_steps
+        self._source = Source(kind=kind, engine=engine, ranks=[rank])
+        self._collectors: list[Collector] = []
+        self._notes: list[Note] = []
+        self._steps: list[StepWindow] = []
+        self._step: StepWindow | None = None
+        self._open_phases: list[str] = []  # nesting; only the innermost has an open window
+        self._dropped = 0
+        self._index = 0
+        self._report: Report | None = None
+        self.recording = False
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> Profiler:
+        """Begin to record. Raises `RuntimeError` if already recording."""
+        if self.recording:
+            raise RuntimeError("profiler: already recording; stop() it first")
+        self._collectors, self._notes = choose(self._wanted)
+        self._steps, self._report, self._dropped, self._index = [], None, 0, 0
+        started: list[Collector] = []
+        try:
+            for collector in self._collectors:
+                collector.start()
+                started.append(collector)
+        except SyncfreeError:
+            for collector in started:
+                collector.stop()
+            raise
+        self.recording = True
+        return self
+
+    def stop(self) -> Report:
+        """End the recording (an open step too) and return its report."""
+        if not self.recording:
+            raise RuntimeError("profiler: not recording")
+        self.end_step()
+        self.recording = False
+        evidence = [self._harvest(collector) for collector in self._collectors]
+        if self._dropped:
+            text = f"{self._dropped} steps after the first {self._max_steps} were not recorded"
+            self._notes.append(Note(kind="partial", text=text, count=self._dropped))
+            self._source.partial = True
+        _describe(self._source)
+        self._report = build_report(self._steps, evidence, self._source, self._notes)
+        return self._report
+
+    def _harvest(self, collector: Collector) -> Evidence:
+        totals = collector.mark(time.perf_counter_ns())
+        collector.stop()
+        notes = getattr(collector, "notes", None)
+        return Evidence(
+            name=collector.name,
+            sees=collector.sees,
+            calls=collector.drain(),
+            blind=collector.blind,
+            notes=notes() if callable(notes) else [],
+            marks=totals is not None,
+            totals=totals,
+            kernels_run=getattr(collector, "kernels_run", None),
+        )
+
+    def __enter__(self) -> Profiler:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        if self.recording:
+            self.stop()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: each call of `function` while recording is a step; a recording is started if there is none."""
+
+        @functools.wraps(function)
+        def stepped(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not self.recording:
+                self.start()
+            with self.step(name=function.__qualname__):
+                return function(*args, **kwargs)
+
+        return stepped
+
+    # ------------------------------------------------------- steps and phases
+
+    def begin_step(self, batch_class: str = "unknown", **about: Any) -> StepWindow | None:
+        """Open a step (closing an open one). `about`: fields of `StepWindow` (mixed, coarse, num_reqs, num_tokens, name).
+
+        Returns the window, whose descriptive fields may still be set before the step ends; None when not recording.
+        """
+        if not self.recording:
+            return None
+        self.end_step()
+        if len(self._steps) >= self._max_steps:
+            self._dropped += 1
+            return None
+        warmup = bool(about.pop("warmup", False)) or self._index < self._warmup_steps
+        now = time.perf_counter_ns()
+        step = StepWindow(
+            start_ns=now,
+            end_ns=now,
+            thread=threading.get_native_id(),
+            rank=self._rank,
+            index=self._index,
+            batch_class=batch_class,
+            warmup=warmup,
+            **about,
+        )
+        self._index += 1
+        self._step = step
+        self._mark_start(step, now)
+        return step
+
+    def end_step(self) -> None:
+        """Close the open step, and its phase; nothing if there is none."""
+        step = self._step
+        if step is None:
+            return
+        now = time.perf_counter_ns()
+        self._open_phases.clear()
+        self._close_phase(step, now)
+        self._mark_end(step, now)
+        step.end_ns = now
+        self._step = None
+        self._steps.append(step)
+
+    def begin_phase(self, name: str) -> None:
+        """Open a phase of the current step: build, forward, sample, output or a name of your own. Phases may nest."""
+        step = self._step
+        if step is None or threading.get_native_id() != step.thread:
+            return
+        now = time.perf_counter_ns()
+        self._close_phase(step, now)
+        self._open_phases.append(name)
+        self._open_phase(step, name, now)
+
+    def end_phase(self) -> None:
+        step = self._step
+        if step is None or not self._open_phases or threading.get_native_id() != step.thread:
+            return
+        now = time.perf_counter_ns()
+        self._open_phases.pop()
+        self._close_phase(step, now)
+        if self._open_phases:
+            self._open_phase(step, self._open_phases[-1], now)
+
+    @contextmanager
+    def step(self, batch_class: str = "unknown", **about: Any) -> Iterator[StepWindow | None]:
+        """One step of the serving loop: `with p.step(batch_class="decode"): ...`. Fields as in `begin_step`."""
+        window = self.begin_step(batch_class, **about)
+        try:
+            yield window
+        finally:
+            if window is not None and self._step is window:
+                self.end_step()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A part of the step: `with p.phase("build"): ...`."""
+        self.begin_phase(name)
+        try:
+            yield
+        finally:
+            self.end_phase()
+
+    # ---------------------------------------------------------------- marking
+
+    def _open_phase(self, step: StepWindow, name: str, now: int) -> None:
+        phase = PhaseWindow(name=name, start_ns=now, end_ns=-1, thread=step.thread)
+        self._mark_start(phase, now)
+        step.phases.append(phase)
+
+    def _close_phase(self, step: StepWindow, now: int) -> None:
+        if step.phases and step.phases[-1].end_ns < 0:
+            phase = step.phases[-1]
+            self._mark_end(phase, now)
+            phase.end_ns = now
+
+    def _mark_start(self, window: StepWindow | PhaseWindow, now: int) -> None:
+        for collector in self._collectors:
+            counters = collector.mark(now)
+            if counters is not None:
+                window.marks[collector.name] = (counters, counters)
+
+    def _mark_end(self, window: StepWindow | PhaseWindow, now: int) -> None:
+        for collector in self._collectors:
+            counters: Counters | None = collector.mark(now)
+            if counters is not None:
+                window.marks[collector.name] = (window.marks[collector.name][0], counters)
+
+    # ----------------------------------------------------------------- result
+
+    @property
+    def steps_recorded(self) -> int:
+        """Steps that have ended so far."""
+        return len(self._steps)
+
+    @property
+    def report(self) -> Report:
+        """The report of the recording that ended last. Raises `NothingMeasured` while there is none."""
+        if self._report is None:
+            raise NothingMeasured("profiler: no report yet: start(), run steps, stop()")
+        return self._report
+
+
+def _describe(source: Source) -> None:
+    """Fill in device and versions from what is loaded; never loads torch by itself."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    source.torch = str(torch.__version__)
+    source.cuda, source.hip = torch.version.cuda, torch.version.hip
+    if source.device is None:
+        simulated = sys.modules.get("syncfree.profiler.simulated")
+        if simulated is not None and simulated.is_active():
+            source.device = "simulated"
+        elif torch.cuda.is_available():
+            source.device = torch.cuda.get_device_name()
+        else:
+            source.device = "cpu"
