@@ -11,7 +11,9 @@ def hint_for(site: Site) -> str:
         return "inside a region the engine's own checker allows"
     if site.kind == "d2h":
         if site.repeated:
-            return "read once per step and pass the value on, or keep it on the host: the scheduler already knows lengths"
+            return (
+                "read once per step and pass the value on, or keep it on the host: the scheduler already knows lengths"
+            )
         return "keep a host copy of what the scheduler knows, or copy into pinned memory and wait on an event later"
     if site.kind == "h2d":
         return "build it in pinned memory and copy with non_blocking=True"

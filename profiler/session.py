@@ -120,7 +120,7 @@ class Profiler:
             self.stop()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator: each call of `function` while recording is a step; a recording is started if there is none."""
+        """As a decorator: each call of `function` is a step; a recording is started if there is none."""
 
         @functools.wraps(function)
         def stepped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -134,7 +134,7 @@ class Profiler:
     # ------------------------------------------------------- steps and phases
 
     def begin_step(self, batch_class: str = "unknown", **about: Any) -> StepWindow | None:
-        """Open a step (closing an open one). `about`: fields of `StepWindow` (mixed, coarse, num_reqs, num_tokens, name).
+        """Open a step (closing an open one). `about`: fields of `StepWindow` (mixed, num_reqs, num_tokens, name...).
 
         Returns the window, whose descriptive fields may still be set before the step ends; None when not recording.
         """
