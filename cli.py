@@ -1,5 +1,188 @@
-"""Command line."""
+"""The `syncfree` command line. Every command imports what it needs when it runs: none of them loads torch to start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from syncfree import __version__
+from syncfree.planner.errors import BadInput, NothingMeasured, SyncfreeError
+
+if TYPE_CHECKING:
+    from syncfree.profiler import Report
+
+app = typer.Typer(
+    name="syncfree",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Plan attention metadata without a device-to-host sync, and prove that a step has none.\n\n"
+    "Exit codes: 0 fine, 1 a budget exceeded or a difference found, 2 bad usage or input, "
+    "3 target unreachable, refused or dead, 4 nothing measured.",
+)
 
 
-def main() -> None:
-    """Entry point."""
+# Newer typer carries its own click, older typer uses the real one: the class is found through what typer exports.
+_USAGE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"syncfree {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback where an error ends the command.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+SECONDS_DEFAULT = 10.0
+Json = Annotated[Path | None, typer.Option("--json", help="Write the report (syncfree.report/1) to this file.")]
+FailOn = Annotated[
+    list[str] | None, typer.Option("--fail-on", help="CLASS:FIGURE=LIMIT, e.g. decode:syncs=0. Exceeded: exit 1.")
+]
+BudgetFile = Annotated[Path | None, typer.Option("--budget", help="A budget file (TOML). Exceeded: exit 1.")]
+
+
+@app.command(
+    epilog="Examples: [bold]syncfree profile --demo[/], "
+    "[bold]syncfree profile --socket /run/user/0/syncfree/4242-0.sock --seconds 10 --json r.json[/]"
+)
+def profile(
+    demo: Annotated[bool, typer.Option("--demo", help="Profile the embedded engine, with both builders.")] = False,
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="The agent's socket of one worker of a running server.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after so many steps.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.01, help="Stop after so many seconds (default 10).")
+    ] = None,
+    builder: Annotated[str, typer.Option("--builder", help="Demo only: both, unplanned or planned.")] = "both",
+    collectors: Annotated[str, typer.Option("--collectors", help="auto, or names: probe, kineto, simulated.")] = "auto",
+    json: Json = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")] = None,
+    perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write tracks for ui.perfetto.dev.")] = None,
+    fail_on: FailOn = None,
+    budget: BudgetFile = None,
+) -> None:
+    """Count syncs, copies and launches per step and batch class, of the demo engine or of a live server."""
+    if demo == (socket is not None):
+        raise BadInput("profile: expected one target: --demo or --socket PATH")
+    if demo:
+        report = _profile_demo(builder, steps, json)
+    else:
+        if steps is None and seconds is None:
+            seconds = SECONDS_DEFAULT
+        report = _profile_socket(socket, steps, seconds, collectors)
+        _show(report)
+    _write(report, json, html, perfetto)
+    _gate(report, fail_on, budget)
+
+
+def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
+    from syncfree.backends.engine.demo import BUILDERS, run_demo
+
+    names = list(BUILDERS) if builder == "both" else [builder]
+    if any(name not in BUILDERS for name in names):
+        raise BadInput(f"profile: --builder: expected both, {' or '.join(BUILDERS)}; got {builder!r}")
+    reports = {}
+    for name in names:
+        with _progress(f"demo engine, {name} metadata", steps) as advance:
+            reports[name] = run_demo(name, steps=steps, progress=advance)
+        _show(reports[name], title=f"embedded engine, {name} metadata")
+    if json is not None and len(names) > 1:
+        other = json.with_name(f"{json.stem}.unplanned{json.suffix}")
+        _write_file(other, reports["unplanned"].to_json())
+    return reports[names[-1]]
+
+
+def _profile_socket(path: Path | None, steps: int | None, seconds: float | None, collectors: str) -> Report:
+    from syncfree.profiler.agent.client import profile_socket
+
+    with _progress(f"recording {path}", steps, seconds) as advance:
+        return profile_socket(path, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
+
+
+@app.command(epilog="Example: [bold]syncfree trace rank0.pt.trace.json.gz --json r.json[/]")
+def trace(
+    files: Annotated[list[Path], typer.Argument(help="Kineto, rocprofv3 or Nsight Systems files, or folders of them.")],
+    json: Annotated[
+        str | None, typer.Option("--json", help="Write the report (syncfree.report/1) to this file; - prints it.")
+    ] = None,
+) -> None:
+    """The same report from trace files: PyTorch (CUDA and ROCm), rocprofv3, Nsight Systems."""
+    raise NothingMeasured("trace: not wired")
+
+
+def _progress(text: str, steps: int | None = None, seconds: float | None = None):  # type: ignore[no-untyped-def]
+    """A progress bar on stderr; yields a callback `advance(steps_done, seconds_done)`."""
+    from syncfree.profiler.renderers.progress import recording_bar
+
+    return recording_bar(text, steps, seconds)
+
+
+def _show(report: Report, title: str | None = None) -> None:
+    from syncfree.profiler.renderers.console import console, render_report
+
+    console().print(render_report(report, title))
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    from syncfree.profiler.files import write_whole
+
+    write_whole(path, data)
+
+
+def _write(report: Report, json: Path | None, html: Path | None, perfetto: Path | None) -> None:
+    if json is not None:
+        _write_file(json, report.to_json())
+    if html is not None:
+        from syncfree.profiler.renderers.html import render_html
+
+        _write_file(html, render_html(report).encode())
+    if perfetto is not None:
+        from syncfree.profiler.renderers.perfetto import render_perfetto
+
+        _write_file(perfetto, render_perfetto(report))
+
+
+def _gate(report: Report, fail_on: list[str] | None, budget: Path | None) -> None:
+    if not report.steps:
+        raise NothingMeasured("no step was recorded: is the engine stepping? send it requests, or record for longer")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the process with one of the documented exit codes."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    code = 0
+    try:
+        result = app(arguments, standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except SyncfreeError as error:
+        if debug:
+            raise
+        print(f"syncfree: {error}", file=sys.stderr)
+        code = error.exit_code
+    except _USAGE as error:
+        error.show()  # type: ignore[attr-defined]
+        code = 2
+    except (typer.Abort, KeyboardInterrupt):
+        print("syncfree: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        code = 0
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

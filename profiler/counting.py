@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from .apis import base_name
 from .calls import Call, Direction, Role, Wait
 
 _BREAKS_PAIR = frozenset({Role.LAUNCH, Role.GRAPH_LAUNCH, Role.COPY, Role.MEMSET, Role.SYNC})
@@ -23,6 +24,28 @@ class Sync(msgspec.Struct, gc=False):
     kind: str
     call: Call  # the call that names the site: the copy of a pair, else the waiting call
     blocked_ns: int | None  # host time in the copy and its wait
+
+
+_BEGIN_CAPTURE = frozenset({"cudaStreamBeginCapture", "cuStreamBeginCapture", "hipStreamBeginCapture"})
+_END_CAPTURE = frozenset({"cudaStreamEndCapture", "cuStreamEndCapture", "hipStreamEndCapture"})
+_RECORDED = frozenset({Role.LAUNCH, Role.GRAPH_LAUNCH, Role.COPY, Role.MEMSET})
+
+
+def mark_captured(calls: Iterable[Call]) -> None:
+    """Set `captured` on launches, copies and memsets between begin and end of a stream capture of their thread.
+
+    `calls` in time order. A stream capture belongs to one stream; frameworks capture on the thread that begins it.
+    """
+    capturing: dict[int, int] = {}
+    for call in calls:
+        if call.role is Role.OTHER:
+            name = base_name(call.api)
+            if name in _BEGIN_CAPTURE:
+                capturing[call.thread] = capturing.get(call.thread, 0) + 1
+            elif name in _END_CAPTURE:
+                capturing[call.thread] = max(0, capturing.get(call.thread, 0) - 1)
+        elif call.role in _RECORDED and capturing.get(call.thread):
+            call.captured = True
 
 
 def _blocked(*calls: Call) -> int | None:

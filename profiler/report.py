@@ -13,7 +13,7 @@ import msgspec
 
 from ..planner.errors import BadInput
 
-FORMAT = "syncfree.report/1"
+FORMAT: Literal["syncfree.report/1"] = "syncfree.report/1"
 Figure = int | None
 Amount = float | None
 Verdict = Literal["sync-free", "syncs", "unknown"]

@@ -1,0 +1,146 @@
+"""A report for people at a terminal: per class, then the lines that wait, then what to know."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ..aggregate import short_path
+from ..report import Amount, ClassFigures, Distribution, Report, Site
+
+_ORDER = ("decode", "extend", "chunked_prefill", "causal_prefill", "empty", "unknown")
+_VERDICT = {"sync-free": ("sync-free", "bold green"), "syncs": ("syncs", "bold red"), "unknown": ("unknown", "yellow")}
+PIPED_WIDTH = 140  # a pipe has no width; 80 columns would cut file names
+
+
+def console(stderr: bool = False, width: int | None = None) -> Console:
+    """A console that keeps whole file names when its output goes to a pipe or a file."""
+    made = Console(stderr=stderr, highlight=False, width=width)
+    if width is None and not made.is_terminal and made.width <= 80:
+        made = Console(stderr=stderr, highlight=False, width=PIPED_WIDTH)
+    return made
+
+
+def figure(value: Amount, digits: int = 0) -> str:
+    """A number for a table cell; an unknown one is a dash, never 0."""
+    if value is None:
+        return "–"
+    if digits == 0 and value == int(value):
+        return f"{int(value)}"
+    return f"{value:.{max(digits, 1)}f}"
+
+
+def micros(value: Amount) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 1e3:.2f} ms" if value >= 1e3 else f"{value:.0f} µs"
+
+
+def _spread(d: Distribution) -> str:
+    return " / ".join(figure(v) for v in (d.p50, d.p99, d.max)) if d.max is not None else "–"
+
+
+def class_table(report: Report, title: str | None = None) -> Table:
+    """One row a batch class. Syncs, copies and launches are of build + forward; step time is of the whole step."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", expand=False)
+    table.add_column("batch class", no_wrap=True)
+    table.add_column("steps", justify="right")
+    table.add_column("syncs/step\np50 / p99 / max", justify="right")
+    table.add_column("copies\n/step", justify="right")
+    table.add_column("launches\n/step", justify="right")
+    table.add_column("build\np50", justify="right")
+    table.add_column("step\np50", justify="right")
+    table.add_column("step\np99", justify="right")
+    table.add_column("verdict", no_wrap=True)
+    names = sorted(report.classes, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
+    for name in names:
+        c: ClassFigures = report.classes[name]
+        text, style = _VERDICT[c.verdict]
+        table.add_row(
+            name,
+            str(c.steps),
+            _spread(c.syncs_per_step),
+            figure(c.copies_per_step.p50),
+            figure(c.launches_per_step.p50),
+            micros(c.build_us.p50),
+            micros(c.duration_us.p50),
+            micros(c.duration_us.p99),
+            Text(text, style=style),
+        )
+    return table
+
+
+def _site_line(site: Site) -> Text:
+    line = Text()
+    where = f"{short_path(site.file)}:{site.line}" if site.file else f"(no stack) {site.api}"
+    line.append(where, style="bold")
+    if site.file:
+        line.append(f" {site.function.rsplit('.', 1)[-1]}")
+    if site.source:
+        line.append(f"\n{site.source}", style="dim")
+    if site.hint and site.phase in ("build", "forward", "other"):
+        line.append(f"\n{site.hint}", style="italic")
+    return line
+
+
+def site_table(report: Report, top: int = 10) -> Table | None:
+    """The lines at which the host waited, most often first; None where there is none."""
+    sites = [s for s in report.sites if s.kind != "maybe"]
+    if not sites:
+        return None
+    table = Table(title="where the host waits", title_justify="left", title_style="bold", header_style="bold")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("per step", justify="right")
+    table.add_column("total", justify="right")
+    table.add_column("blocked", justify="right", no_wrap=True)
+    table.add_column("site", overflow="fold")
+    for site in sites[:top]:
+        table.add_row(
+            site.kind,
+            site.phase,
+            figure(site.per_step, 1) + (" ×" if site.repeated else ""),
+            str(site.count),
+            micros(site.blocked_us),
+            _site_line(site),
+        )
+    if len(sites) > top:
+        table.caption = f"and {len(sites) - top} more"
+    return table
+
+
+def _header(report: Report) -> Text:
+    source = report.source
+    parts = [source.engine or source.kind, source.device or "device unknown"]
+    parts += [f"torch {source.torch}"] if source.torch else []
+    parts += [f"ranks {len(source.ranks)}"] if len(source.ranks) > 1 else []
+    parts += ["collectors " + ", ".join(source.collectors)] if source.collectors else []
+    parts += ["PARTIAL"] if source.partial else []
+    return Text(" · ".join(parts), style="dim")
+
+
+def render_report(report: Report, title: str | None = None, top: int = 10) -> RenderableType:
+    """The whole report as one renderable."""
+    parts: list[RenderableType] = []
+    if title:
+        parts.append(Text(title, style="bold underline"))
+    parts += [_header(report), class_table(report)]
+    warm = sum(step.warmup for step in report.steps)
+    if warm:
+        parts.append(Text(f"{warm} warm-up, compile or capture steps are not judged", style="dim"))
+    sites = site_table(report, top)
+    if sites is not None:
+        parts.append(sites)
+    if report.planner.mode != "off":
+        p = report.planner
+        parts.append(
+            Text(f"planner {p.mode}: {figure(p.mismatches)} mismatches, {figure(p.unread)} fields filled but unread")
+        )
+    for note in report.notes:
+        where = f" ({short_path(note.file)}:{note.line})" if note.file else ""
+        times = f" ×{note.count}" if note.count > 1 else ""
+        style = "red" if note.kind == "hazard" else "yellow"
+        parts.append(Text.from_markup(f"[{style}]{note.kind}[/]: {escape(note.text)}{escape(where)}{times}"))
+    return Group(*parts)
