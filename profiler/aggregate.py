@@ -340,18 +340,19 @@ def class_figures(steps: Sequence[Step], foreign: Sequence[dict[str, int]] | Non
     return result
 
 
-def _thread_names() -> dict[int, str]:
+def thread_names() -> dict[int, str]:
+    """Names of this process's threads by native id."""
     return {t.native_id: t.name for t in threading.enumerate() if t.native_id is not None}
 
 
 class _SiteBook:
     """Groups syncs by the line that is to blame."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: dict[int, str]) -> None:
         self.sites: dict[tuple[object, ...], Site] = {}
         self.per_step: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
         self.measured: set[tuple[object, ...]] = set()
-        self.names = _thread_names()
+        self.names = threads
 
     def add(self, sync: Sync, phase: str, step: StepWindow | None, index: int) -> None:
         call = sync.call
@@ -402,9 +403,17 @@ class _SiteBook:
 
 
 def build_report(
-    steps: Sequence[StepWindow], evidence: Sequence[Evidence], source: Source, notes: Iterable[Note] = ()
+    steps: Sequence[StepWindow],
+    evidence: Sequence[Evidence],
+    source: Source,
+    notes: Iterable[Note] = (),
+    *,
+    threads: dict[int, str] | None = None,
 ) -> Report:
-    """The report of `steps`, each figure from the first evidence that can tell it; null where none can."""
+    """The report of `steps`, each figure from the first evidence that can tell it; null where none can.
+
+    `threads`: thread names by native id, where the steps come from another process.
+    """
     chosen = _split(evidence)
     tallies: dict[str, list[Tally]] = {}
     totals: dict[str, Tally] = {}
@@ -422,7 +431,7 @@ def build_report(
     foreign = [t.other_threads for t in tallies[judge.name]] if judge else None
     report = Report(source=source, steps=reported, classes=class_figures(reported, foreign))
     if judge is not None:
-        book = _SiteBook()
+        book = _SiteBook(thread_names() if threads is None else threads)
         for i, (step, counted) in enumerate(zip(steps, tallies[judge.name], strict=True)):
             for phase, sync in counted.syncs:
                 book.add(sync, phase, step, i)

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ..planner.errors import NothingMeasured, SyncfreeError
-from .aggregate import Evidence, build_report
+from .aggregate import Evidence
 from .collectors import choose
 from .collectors.base import Collector, Counters
+from .recording import Recording
 from .report import Note, Report, Source
 from .windows import PhaseWindow, StepWindow
 
@@ -53,6 +54,7 @@ class Profiler:
         self._max_steps = max_steps
         self._source = Source(kind=kind, engine=engine, ranks=[rank])
         self._collectors: list[Collector] = []
+        self._totals: list[Counters | None] = []  # of each collector, at the end
         self._notes: list[Note] = []
         self._steps: list[StepWindow] = []
         self._step: StepWindow | None = None
@@ -84,33 +86,34 @@ class Profiler:
 
     def stop(self) -> Report:
         """End the recording (an open step too) and return its report."""
+        self.halt()
+        self._report = self.collect().build()
+        return self._report
+
+    def halt(self) -> None:
+        """End the recording and stop the collectors. On the stepping thread: some collectors belong to it."""
         if not self.recording:
             raise RuntimeError("profiler: not recording")
         self.end_step()
         self.recording = False
-        evidence = [self._harvest(collector) for collector in self._collectors]
+        self._totals = []
+        for collector in self._collectors:
+            self._totals.append(collector.mark(time.perf_counter_ns()))
+            collector.stop()
+
+    def collect(self) -> Recording:
+        """What a halted recording saw, not aggregated yet. On any thread; once a recording: collectors are drained."""
+        if self.recording:
+            raise RuntimeError("profiler: still recording; halt() it first")
+        pairs = zip(self._collectors, self._totals, strict=True)
+        evidence = [_harvest(collector, totals) for collector, totals in pairs]
+        self._collectors, self._totals = [], []
         if self._dropped:
             text = f"{self._dropped} steps after the first {self._max_steps} were not recorded"
             self._notes.append(Note(kind="partial", text=text, count=self._dropped))
             self._source.partial = True
         _describe(self._source)
-        self._report = build_report(self._steps, evidence, self._source, self._notes)
-        return self._report
-
-    def _harvest(self, collector: Collector) -> Evidence:
-        totals = collector.mark(time.perf_counter_ns())
-        collector.stop()
-        notes = getattr(collector, "notes", None)
-        return Evidence(
-            name=collector.name,
-            sees=collector.sees,
-            calls=collector.drain(),
-            blind=collector.blind,
-            notes=notes() if callable(notes) else [],
-            marks=totals is not None,
-            totals=totals,
-            kernels_run=getattr(collector, "kernels_run", None),
-        )
+        return Recording(source=self._source, steps=self._steps, evidence=evidence, notes=self._notes)
 
     def __enter__(self) -> Profiler:
         return self.start()
@@ -173,6 +176,11 @@ class Profiler:
         step.end_ns = now
         self._step = None
         self._steps.append(step)
+
+    def discard_step(self) -> None:
+        """Forget the open step: it was cut off, and its figures would be too small."""
+        self._step = None
+        self._open_phases.clear()
 
     def begin_phase(self, name: str) -> None:
         """Open a phase of the current step: build, forward, sample, output or a name of your own. Phases may nest."""
@@ -251,6 +259,20 @@ class Profiler:
         if self._report is None:
             raise NothingMeasured("profiler: no report yet: start(), run steps, stop()")
         return self._report
+
+
+def _harvest(collector: Collector, totals: Counters | None) -> Evidence:
+    notes = getattr(collector, "notes", None)
+    return Evidence(
+        name=collector.name,
+        sees=collector.sees,
+        calls=collector.drain(),
+        blind=collector.blind,
+        notes=notes() if callable(notes) else [],
+        marks=totals is not None,
+        totals=totals,
+        kernels_run=getattr(collector, "kernels_run", None),
+    )
 
 
 def _describe(source: Source) -> None:

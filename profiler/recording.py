@@ -1,0 +1,23 @@
+"""What one process recorded, before it is aggregated: plain data that can travel from a server to its profiler."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .aggregate import Evidence, build_report, thread_names
+from .report import Note, Report, Source
+from .windows import StepWindow
+
+
+class Recording(msgspec.Struct, kw_only=True):
+    """Steps and evidence of one rank. `threads`: names by native id, of the process that recorded."""
+
+    source: Source = msgspec.field(default_factory=Source)
+    steps: list[StepWindow] = msgspec.field(default_factory=list)
+    evidence: list[Evidence] = msgspec.field(default_factory=list)
+    notes: list[Note] = msgspec.field(default_factory=list)
+    threads: dict[int, str] = msgspec.field(default_factory=thread_names)
+
+    def build(self) -> Report:
+        """The report of this recording."""
+        return build_report(self.steps, self.evidence, self.source, self.notes, threads=self.threads)
