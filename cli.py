@@ -160,6 +160,18 @@ def _gate(report: Report, fail_on: list[str] | None, budget: Path | None) -> Non
         raise NothingMeasured("no step was recorded: is the engine stepping? send it requests, or record for longer")
 
 
+def _usage(error: Exception) -> int:
+    """A usage error as one line; the help itself where the command was called with nothing."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "syncfree"
+    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    print(f"syncfree: {message} (see {command} --help)", file=sys.stderr)
+    return 2
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -174,8 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"syncfree: {error}", file=sys.stderr)
         code = error.exit_code
     except _USAGE as error:
-        error.show()  # type: ignore[attr-defined]
-        code = 2
+        code = _usage(error)
     except (typer.Abort, KeyboardInterrupt):
         print("syncfree: interrupted", file=sys.stderr)
         code = 130

@@ -69,12 +69,17 @@ _TABLE: dict[str, Api] = {
     ),
 }
 
+# Loading a module inside a step means that a kernel was compiled, or loaded lazily, for it.
+MODULE_LOADS = frozenset(
+    "cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuLibraryLoadData "
+    "hipModuleLoad hipModuleLoadData hipModuleLoadDataEx".split()
+)
+
 _SYNC = re.compile(r"^(?:cuda|cu|hip)(Device|Thread|Ctx|Context|Stream|Event)Synchronize$")
 _WAIT_OF = {"Stream": Wait.STREAM, "Event": Wait.EVENT}
 _COPY = re.compile(
-    r"^(?:cuda|cu|hip|hipDrv)Memcpy(?P<form>2D|3D|Peer|)(?P<peer>Peer|)(?P<arr>ToArray|FromArray|ArrayToArray|)"
-    r"(?P<sym>ToSymbol|FromSymbol|)(?P<dir>HtoD|DtoH|DtoD|HtoA|AtoH|AtoD|DtoA|AtoA|ParamTo\w*|)"
-    r"(?P<unaligned>Unaligned|)(?P<ws>WithStream|)(?P<a>Async|)$"
+    r"^(?:cuda|cu|hip|hipDrv)Memcpy(?:Param)?(?:2D|3D)?(?P<peer>Peer)?(?:ToArray|FromArray|ArrayToArray)?"
+    r"(?:ToSymbol|FromSymbol)?(?P<dir>[HDA]to[HDA])?(?:Batch)?(?:Unaligned)?(?:WithStream)?(?P<a>Async)?$"
 )
 _MEMSET = re.compile(r"^(?:cuda|cu|hip)Memset(?:2D|3D|)(?:D2D8|D2D16|D2D32|D8|D16|D32|)(?P<a>Async|)$")
 _DIRECTION = {
@@ -104,8 +109,8 @@ def lookup(api: str) -> Api:
     if match := _SYNC.match(name):
         return Api(Role.SYNC, wait=_WAIT_OF.get(match[1], Wait.DEVICE))
     if match := _COPY.match(name):
-        direction = _DIRECTION.get(match["dir"])
-        if match["form"] == "Peer" or match["peer"]:
+        direction = _DIRECTION.get(match["dir"] or "")
+        if match["peer"]:
             direction = Direction.D2D
         return Api(Role.COPY, direction=direction, blocking=not match["a"])
     if match := _MEMSET.match(name):
