@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from .apis import MODULE_LOADS, base_name
 from .calls import Call, Direction, Role
 from .collectors.base import GROUPS, Counters
 from .counting import Sync, count_syncs
@@ -24,6 +25,7 @@ from .report import (
     PhaseFigures,
     Report,
     Site,
+    SiteStep,
     Source,
     Step,
     Syncs,
@@ -53,7 +55,9 @@ class Tally(msgspec.Struct, kw_only=True):
 
     counters: Counters = msgspec.field(default_factory=Counters)
     phases: dict[str, Counters] = msgspec.field(default_factory=dict)
-    other_threads: dict[str, int] = msgspec.field(default_factory=dict)  # syncs a phase that another thread made
+    other_threads: dict[str, Counters] = msgspec.field(default_factory=dict)  # by phase: what other threads did
+    other_syncs_only: bool = False  # counters cannot tell threads apart, sync events can
+    compiled: bool = False  # a module was loaded: a kernel was compiled or loaded lazily
     syncs: list[tuple[str, Sync]] = msgspec.field(default_factory=list)  # (phase, sync)
     host_ops: int = 0
 
@@ -115,6 +119,11 @@ class _Finder:
         return index, "other"
 
 
+def is_foreign_thread(step: StepWindow, call: Call) -> bool:
+    """Whether `call` was made by another thread than the one that steps; not where either is unknown."""
+    return step.thread != 0 and call.thread not in (0, step.thread)
+
+
 def tally(steps: Sequence[StepWindow], calls: Iterable[Call]) -> tuple[list[Tally], Tally]:
     """Figures of each step by phase, and of everything seen, from a stream of calls."""
     finder = _Finder(steps)
@@ -125,8 +134,12 @@ def tally(steps: Sequence[StepWindow], calls: Iterable[Call]) -> tuple[list[Tall
         index, phase = finder.find(call)
         _count_call(everything.counters, call)
         if index is not None:
-            _count_call(result[index].counters, call)
-            _count_call(result[index].phases.setdefault(phase, Counters()), call)
+            mine = result[index]
+            _count_call(mine.counters, call)
+            _count_call(mine.phases.setdefault(phase, Counters()), call)
+            mine.compiled = mine.compiled or (call.role is Role.ALLOC and base_name(call.api) in MODULE_LOADS)
+            if is_foreign_thread(steps[index], call):
+                _count_call(mine.other_threads.setdefault(phase, Counters()), call)
     for sync in count_syncs(call for call in calls if not call.captured):
         index, phase = finder.find(sync.call)
         _count_sync(everything.counters, sync)
@@ -137,8 +150,8 @@ def tally(steps: Sequence[StepWindow], calls: Iterable[Call]) -> tuple[list[Tall
         _count_sync(mine.counters, sync)
         _count_sync(mine.phases.setdefault(phase, Counters()), sync)
         mine.syncs.append((phase, sync))
-        if sync.kind != "maybe" and steps[index].thread and sync.call.thread not in (0, steps[index].thread):
-            mine.other_threads[phase] = mine.other_threads.get(phase, 0) + 1
+        if is_foreign_thread(steps[index], sync.call):
+            _count_sync(mine.other_threads.setdefault(phase, Counters()), sync)
     return result, everything
 
 
@@ -147,7 +160,13 @@ def _from_marks(step: StepWindow, events: Tally, name: str) -> Tally:
     both = step.marks.get(name)
     if both is None:
         return events
-    result = Tally(counters=both[1] - both[0], other_threads=events.other_threads, syncs=events.syncs)
+    result = Tally(
+        counters=both[1] - both[0],
+        other_threads=events.other_threads,
+        other_syncs_only=True,
+        compiled=events.compiled,
+        syncs=events.syncs,
+    )
     seen = Counters()
     for phase in step.phases:
         marks = phase.marks.get(name)
@@ -227,6 +246,22 @@ class _Figures:
         self.blocked_us = _blocked(*of("blocked"))
 
 
+def _other_threads(chosen: dict[str, Evidence], tallies: dict[str, Tally]) -> dict[str, PhaseFigures]:
+    """What threads that do not step did, by phase; null where the collector cannot tell threads apart."""
+    told = {
+        group: item
+        for group, item in chosen.items()
+        if item.name not in tallies or not tallies[item.name].other_syncs_only or group in ("syncs", "maybe")
+    }
+    result = {}
+    for phase in dict.fromkeys(name for t in tallies.values() for name in t.other_threads):
+        figures = _Figures(told, {key: t.other_threads.get(phase, Counters()) for key, t in tallies.items()})
+        result[phase] = PhaseFigures(
+            syncs=figures.syncs, copies=figures.copies, launches=figures.launches, blocked_us=figures.blocked_us
+        )
+    return result
+
+
 def _step_report(step: StepWindow, chosen: dict[str, Evidence], tallies: dict[str, Tally]) -> Step:
     whole = _Figures(chosen, {name: t.counters for name, t in tallies.items()})
     result = Step(
@@ -244,6 +279,8 @@ def _step_report(step: StepWindow, chosen: dict[str, Evidence], tallies: dict[st
         blocked_us=whole.blocked_us,
         name=step.name,
         warmup=step.warmup,
+        warmup_cause=step.warmup_cause,
+        other_threads=_other_threads(chosen, tallies),
     )
     times: dict[str, int] = defaultdict(int)
     for phase in step.phases:
@@ -269,17 +306,15 @@ def judged_phases(step: Step, phases: Sequence[str] = VERDICT_PHASES) -> list[Ph
     return [step.phases[name] for name in phases if name in step.phases]
 
 
-def judged_syncs(step: Step, other_threads: dict[str, int] | None = None) -> Figure:
+def judged_syncs(step: Step) -> Figure:
     """Syncs of build + forward made by the stepping thread; of the whole step where it has no such phase."""
     phases = judged_phases(step)
-    foreign = other_threads or {}
-    if phases is None:
-        total = step.syncs.total
-        return None if total is None else total - sum(foreign.values())
-    counted = [phase.syncs.total for phase in phases]
-    if any(figure is None for figure in counted):
+    parts = [step.syncs] if phases is None else [phase.syncs for phase in phases]
+    foreign = step.other_threads.items()
+    others = [f.syncs.total for name, f in foreign if phases is None or name in VERDICT_PHASES]
+    if any(part.total is None for part in parts) or any(figure is None for figure in others):
         return None
-    return sum(figure or 0 for figure in counted) - sum(foreign.get(name, 0) for name in VERDICT_PHASES)
+    return sum(part.total or 0 for part in parts) - sum(figure or 0 for figure in others)
 
 
 def distribution(figures: Iterable[float | None]) -> Distribution:
@@ -316,25 +351,25 @@ def _copy_count(step: Step) -> Figure:
     return sum((p.d2h or 0) + (p.h2d or 0) for p in parts)
 
 
-def class_figures(steps: Sequence[Step], foreign: Sequence[dict[str, int]] | None = None) -> dict[str, ClassFigures]:
+def class_figures(steps: Sequence[Step]) -> dict[str, ClassFigures]:
     """Per batch class, over the steps that are not warm-up."""
-    groups: dict[str, list[tuple[Step, dict[str, int]]]] = defaultdict(list)
-    for i, step in enumerate(steps):
+    groups: dict[str, list[Step]] = defaultdict(list)
+    for step in steps:
         if not step.warmup:
-            groups[step.batch_class].append((step, foreign[i] if foreign is not None else {}))
+            groups[step.batch_class].append(step)
     result = {}
     for name, members in sorted(groups.items()):
-        syncs = distribution(judged_syncs(step, other) for step, other in members)
+        syncs = distribution(judged_syncs(step) for step in members)
         result[name] = ClassFigures(
             steps=len(members),
             syncs_per_step=syncs,
-            launches_per_step=distribution(_launch_count(step) for step, _ in members),
-            copies_per_step=distribution(_copy_count(step) for step, _ in members),
-            duration_us=distribution(step.duration_us for step, _ in members),
+            launches_per_step=distribution(_launch_count(step) for step in members),
+            copies_per_step=distribution(_copy_count(step) for step in members),
+            duration_us=distribution(step.duration_us for step in members),
             build_us=distribution(
-                step.phases["build"].duration_us if "build" in step.phases else None for step, _ in members
+                step.phases["build"].duration_us if "build" in step.phases else None for step in members
             ),
-            blocked_us=distribution(step.blocked_us for step, _ in members),
+            blocked_us=distribution(step.blocked_us for step in members),
             verdict="unknown" if syncs.max is None else ("sync-free" if syncs.max == 0 else "syncs"),
         )
     return result
@@ -351,6 +386,8 @@ class _SiteBook:
     def __init__(self, threads: dict[int, str]) -> None:
         self.sites: dict[tuple[object, ...], Site] = {}
         self.per_step: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
+        self.foreign: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
+        self.windows: dict[int, StepWindow] = {}
         self.measured: set[tuple[object, ...]] = set()
         self.names = threads
 
@@ -383,6 +420,9 @@ class _SiteBook:
         if step is not None:
             site.classes[step.batch_class] = site.classes.get(step.batch_class, 0) + 1
             self.per_step[key][index] += 1
+            self.windows[index] = step
+            if is_foreign_thread(step, call):
+                self.foreign[key][index] += 1
             if not step.warmup:
                 self.measured.add(key)
         thread = self.names.get(call.thread, f"thread {call.thread}")
@@ -398,8 +438,25 @@ class _SiteBook:
                 site.per_step = sum(counts.values()) / len(counts)
                 site.repeated = site.repeated or max(counts.values()) > 1
                 site.warmup = key not in self.measured
+                site.steps = [
+                    SiteStep(self.windows[i].rank, self.windows[i].index, n, self.foreign[key][i])
+                    for i, n in sorted(counts.items())
+                ]
             site.hint = hint_for(site)
         return sorted(self.sites.values(), key=lambda s: (s.warmup, s.kind == "maybe", -s.count, s.file, s.line))
+
+
+def _mark_warmup(steps: Sequence[StepWindow], tallies: dict[str, list[Tally]]) -> None:
+    """A step that captured a graph or loaded a module is one of preparation, whoever marked it or not."""
+    for i, step in enumerate(steps):
+        mine = [per_step[i] for per_step in tallies.values()]
+        if any(t.counters.captured for t in mine):
+            step.warmup_cause = "capture"
+        elif any(t.compiled for t in mine) and step.warmup_cause != "warmup":
+            step.warmup_cause = "compile"
+        elif step.warmup and not step.warmup_cause:
+            step.warmup_cause = "warmup"
+        step.warmup = bool(step.warmup_cause)
 
 
 def build_report(
@@ -423,13 +480,13 @@ def build_report(
             per_step = [_from_marks(step, t, item.name) for step, t in zip(steps, per_step, strict=True)]
             everything.counters = item.totals or everything.counters
         tallies[item.name], totals[item.name] = per_step, everything
+    _mark_warmup(steps, tallies)
     reported = [
         _step_report(step, chosen, {name: per_step[i] for name, per_step in tallies.items()})
         for i, step in enumerate(steps)
     ]
     judge = chosen.get("syncs")
-    foreign = [t.other_threads for t in tallies[judge.name]] if judge else None
-    report = Report(source=source, steps=reported, classes=class_figures(reported, foreign))
+    report = Report(source=source, steps=reported, classes=class_figures(reported))
     if judge is not None:
         book = _SiteBook(thread_names() if threads is None else threads)
         for i, (step, counted) in enumerate(zip(steps, tallies[judge.name], strict=True)):

@@ -49,6 +49,8 @@ class Launches(msgspec.Struct, kw_only=True):
 
 
 class PhaseFigures(msgspec.Struct, kw_only=True):
+    """Figures of one phase of a step; without `duration_us` where they are another thread's share."""
+
     syncs: Syncs = msgspec.field(default_factory=Syncs)
     copies: Copies = msgspec.field(default_factory=Copies)
     launches: Launches = msgspec.field(default_factory=Launches)
@@ -73,6 +75,8 @@ class Step(msgspec.Struct, kw_only=True):
     phases: dict[str, PhaseFigures] = msgspec.field(default_factory=dict)
     name: str | None = None  # the annotation a trace step was found by
     warmup: bool = False  # warm-up, lazy compilation or capture: counted, but no verdict or budget is about it
+    warmup_cause: str = ""  # warmup, compile or capture
+    other_threads: dict[str, PhaseFigures] = msgspec.field(default_factory=dict)  # by phase: threads that do not step
     launch_lead_us: Amount = None  # how far the host ran ahead of the device at the step's end (where timestamps exist)
     device_idle_us: Amount = None  # device time lost while the host waited
 
@@ -95,6 +99,15 @@ class ClassFigures(msgspec.Struct, kw_only=True):
     verdict: Verdict = "unknown"
 
 
+class SiteStep(msgspec.Struct, array_like=True):
+    """How often a site waited in one step, and how many of these were another thread's than the stepping one."""
+
+    rank: int
+    index: int
+    count: int
+    other_threads: int = 0
+
+
 class Site(msgspec.Struct, kw_only=True):
     """One source line at which the host waited, over all steps."""
 
@@ -115,6 +128,7 @@ class Site(msgspec.Struct, kw_only=True):
     repeated: bool = False  # several times within one step: a per-layer sync of one value is the classic
     hint: str = ""
     warmup: bool = False  # seen in warm-up or capture steps only
+    steps: list[SiteStep] = msgspec.field(default_factory=list)  # ascending; what an allow-list is subtracted by
     device_idle_us: Amount = None
 
 

@@ -31,5 +31,6 @@ class StepWindow(msgspec.Struct, kw_only=True):
     num_tokens: int | None = None
     name: str | None = None
     warmup: bool = False
+    warmup_cause: str = ""  # warmup, compile or capture; "" where `warmup` is false
     phases: list[PhaseWindow] = msgspec.field(default_factory=list)
     marks: dict[str, tuple[Counters, Counters]] = msgspec.field(default_factory=dict)
