@@ -17,6 +17,7 @@ from ..planner.errors import NothingMeasured, SyncfreeError
 from .aggregate import Evidence
 from .collectors import choose
 from .collectors.base import Collector, Counters
+from .compiling import compilations
 from .recording import Recording
 from .report import Note, Report, Source
 from .windows import PhaseWindow, StepWindow
@@ -61,6 +62,7 @@ class Profiler:
         self._open_phases: list[str] = []  # nesting; only the innermost has an open window
         self._dropped = 0
         self._index = 0
+        self._compilations = 0
         self._report: Report | None = None
         self.recording = False
 
@@ -157,9 +159,11 @@ class Profiler:
             index=self._index,
             batch_class=batch_class,
             warmup=warmup,
+            warmup_cause="warmup" if warmup else "",
             **about,
         )
         self._index += 1
+        self._compilations = compilations()
         self._step = step
         self._mark_start(step, now)
         return step
@@ -174,6 +178,8 @@ class Profiler:
         self._close_phase(step, now)
         self._mark_end(step, now)
         step.end_ns = now
+        if compilations() != self._compilations and not step.warmup:
+            step.warmup, step.warmup_cause = True, "compile"
         self._step = None
         self._steps.append(step)
 
