@@ -1,0 +1,87 @@
+"""Reading vLLM's `CommonAttentionMetadata`: its host members only, never a tensor that may lie on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BadInput
+from .lengths import Int32Array, read_count
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+
+def read_metadata(
+    batch_type: type[Batch],
+    common: Any,
+    *,
+    decode_threshold: int,
+    short_extends_as_decodes: bool,
+    drafts_in_flight: int | None,
+) -> Batch:
+    """See `Batch.from_vllm_metadata`."""
+    rows = int(common.num_reqs)
+    starts = _host_array("query_start_loc_cpu", common.query_start_loc_cpu, rows + 1)
+    query: Int32Array = (starts[1:] - starts[:-1]).astype(np.int32, copy=False)
+    # the runner reuses this buffer for the next step: copy
+    seq: Int32Array = np.array(
+        _host_array("seq_lens_cpu_upper_bound", common.seq_lens_cpu_upper_bound, rows), dtype=np.int32
+    )
+    computed = seq - query
+    if rows and np.bitwise_or.reduce(query | computed) < 0:
+        index = int(((query | computed) < 0).argmax())
+        raise BadInput(
+            f"seq_lens_cpu_upper_bound[{index}]: expected >= the query length {query[index]} >= 0, got {seq[index]}"
+        )
+    flags = common.is_prefilling
+    prefilling = None if flags is None else np.array(_host_array("is_prefilling", flags, rows), dtype=np.bool_)
+    drafts = decode_threshold - 1 if drafts_in_flight is None else read_count("drafts_in_flight", drafts_in_flight, 0)
+    tokens, total = int(common.num_actual_tokens), int(starts[-1]) if rows else 0
+    if tokens < total:
+        raise BadInput(f"num_actual_tokens: expected >= query_start_loc_cpu[{rows}] = {total}, got {tokens}")
+    causal = getattr(common, "causal", True)
+    longest = int(seq.max()) if rows else 0
+    return batch_type(
+        query,
+        seq,
+        computed,
+        decode_threshold=decode_threshold,
+        short_extends_as_decodes=short_extends_as_decodes,
+        num_tokens=tokens,
+        is_prefilling=prefilling,
+        seq_lens_lower=_lower_bounds(query, seq, computed, prefilling, drafts),
+        max_seq_len=max(longest, int(common.max_seq_len)),
+        causal=causal if isinstance(causal, bool) else None,
+    )
+
+
+def _lower_bounds(
+    query: Int32Array, seq: Int32Array, computed: Int32Array, prefilling: npt.NDArray[np.bool_] | None, drafts: int
+) -> Int32Array | None:
+    """Prefill rows are exact; a decode row may have had `drafts` rejected, but keeps a token of context."""
+    if drafts == 0 or not seq.size:
+        return None
+    bounded = (computed > 0) & (query > 0)
+    if prefilling is not None:
+        bounded &= ~prefilling
+    if not bounded.any():
+        return None
+    lower: Int32Array = np.where(bounded, np.maximum(seq - drafts, query + 1), seq).astype(np.int32)
+    return lower
+
+
+def _host_array(name: str, tensor: Any, size: int) -> npt.NDArray[Any]:
+    if tensor is None:
+        raise BadInput(
+            f"{name}: expected a tensor on the host, got None; its device twin cannot be read without a sync"
+        )
+    device = getattr(tensor, "device", None)
+    if getattr(device, "type", "cpu") != "cpu":
+        raise BadInput(f"{name}: expected a tensor on the host, got one on {device}")
+    array: npt.NDArray[Any] = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
+    if array.ndim != 1 or array.size < size:
+        raise BadInput(f"{name}: expected at least {size} elements for num_reqs, got shape {list(array.shape)}")
+    return array[:size]

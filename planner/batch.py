@@ -1,0 +1,349 @@
+"""The batch of one step: query and sequence lengths per row, and what the scheduler knows about each request."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import BadInput
+from .lengths import (
+    INT32_MAX,
+    UNKNOWN,
+    BoolArray,
+    Int32Array,
+    Lengths,
+    read_count,
+    read_flags,
+    read_lengths,
+)
+from .segments import QueryLens, Segment, Split, cut
+
+
+class Batch:
+    """One step's rows, validated once and immutable. Make it with one of the `from_` constructors.
+
+    A row is one request's share of the step: `query_len` tokens to compute after `computed = seq_len - query_len`
+    tokens of context. Arrays are int32 (flags bool), one element a row, read-only. `None` stands for "not known".
+    """
+
+    __slots__ = (
+        "_big",
+        "_big_threshold",
+        "_classification",
+        "_flag_lens",
+        "_given_max_seq_len",
+        "_has_unknown_prefill",
+        "_is_prefilling",
+        "_max_query_len",
+        "_query_start_loc",
+        "cached_lens",
+        "causal",
+        "computed_lens",
+        "decode_threshold",
+        "num_tokens",
+        "prefill_lens",
+        "query_lens",
+        "req_ids",
+        "seq_lens",
+        "seq_lens_lower",
+        "short_extends_as_decodes",
+    )
+
+    query_lens: Int32Array
+    seq_lens: Int32Array  # upper bounds; exact where seq_lens_lower equals them or is None
+    computed_lens: Int32Array
+    prefill_lens: Int32Array | None
+    cached_lens: Int32Array | None
+    seq_lens_lower: Int32Array | None
+    decode_threshold: int
+    short_extends_as_decodes: bool
+    num_tokens: int  # launched tokens, graph padding included
+    req_ids: Sequence[str] | None
+    causal: bool | None  # None: differs by row, known on the device only
+
+    def __init__(
+        self,
+        query_lens: Int32Array,
+        seq_lens: Int32Array,
+        computed_lens: Int32Array,
+        *,
+        decode_threshold: int = 1,
+        short_extends_as_decodes: bool = True,
+        num_tokens: int,
+        prefill_lens: Int32Array | None = None,
+        cached_lens: Int32Array | None = None,
+        is_prefilling: BoolArray | None = None,
+        flag_lens: Int32Array | None = None,
+        has_unknown_prefill: bool = False,
+        seq_lens_lower: Int32Array | None = None,
+        max_seq_len: int | None = None,
+        req_ids: Sequence[str] | None = None,
+        causal: bool | None = True,
+    ) -> None:
+        """Take arrays that are already valid; callers outside this package want `from_lengths`.
+
+        `flag_lens`: the length that the engine's own `is_prefilling` compares against (V1: the prompt's), used when
+        `is_prefilling` itself was not given. `max_seq_len`: an engine's declared bound, at least the largest length.
+        """
+        self.query_lens = query_lens
+        self.seq_lens = seq_lens
+        self.computed_lens = computed_lens
+        self.decode_threshold = decode_threshold
+        self.short_extends_as_decodes = short_extends_as_decodes
+        self.num_tokens = num_tokens
+        self.prefill_lens = prefill_lens
+        self.cached_lens = cached_lens
+        self.seq_lens_lower = seq_lens_lower
+        self.req_ids = req_ids
+        self.causal = causal
+        self._is_prefilling = is_prefilling
+        self._flag_lens = flag_lens
+        self._has_unknown_prefill = has_unknown_prefill
+        self._given_max_seq_len = max_seq_len
+        self._max_query_len: int | None = None
+        self._query_start_loc: Int32Array | None = None
+        self._big: BoolArray | None = None
+        self._big_threshold = 0
+        self._classification: Any = None
+        if not short_extends_as_decodes and is_prefilling is None and flag_lens is None and prefill_lens is None:
+            raise BadInput(
+                "short_extends_as_decodes: false needs prefill_lens or is_prefilling, which tell a short extend "
+                "from a decode; got neither"
+            )
+
+    @classmethod
+    def from_lengths(
+        cls,
+        query_lens: Lengths,
+        seq_lens: Lengths,
+        *,
+        prefill_lens: Lengths | None = None,
+        cached_lens: Lengths | None = None,
+        is_prefilling: Sequence[bool] | BoolArray | None = None,
+        seq_lens_lower: Lengths | None = None,
+        decode_threshold: int = 1,
+        short_extends_as_decodes: bool = True,
+        num_tokens: int | None = None,
+        causal: bool = True,
+    ) -> Batch:
+        """Make a batch from plain lengths.
+
+        Lists or 1-D integer arrays, one element a row. `prefill_lens`: tokens to prefill as of the latest admission
+        (prompt, plus regenerated output after a preemption); `cached_lens`: tokens already computed at that admission;
+        in both a list may hold `None` for a row that nobody knows. `seq_lens_lower`: lower bounds where `seq_lens` are
+        only upper bounds. `decode_threshold`: 1 + speculative tokens. `num_tokens`: launched tokens with graph padding,
+        default the sum of `query_lens`. Raises `BadInput` naming the element.
+        """
+        query = read_lengths("query_lens", query_lens)
+        rows = query.size
+        seq = read_lengths("seq_lens", seq_lens, rows)
+        if (seq < query).any():
+            index = int((seq < query).argmax())
+            raise BadInput(f"seq_lens[{index}]: expected >= query_lens[{index}] = {query[index]}, got {seq[index]}")
+        prefill = (
+            None if prefill_lens is None else read_lengths("prefill_lens", prefill_lens, rows, unknown_allowed=True)
+        )
+        cached = None if cached_lens is None else read_lengths("cached_lens", cached_lens, rows, unknown_allowed=True)
+        if not isinstance(short_extends_as_decodes, bool | np.bool_):
+            raise BadInput(f"short_extends_as_decodes: expected true or false, got {short_extends_as_decodes!r}")
+        return cls(
+            query,
+            seq,
+            seq - query,
+            prefill_lens=prefill,
+            cached_lens=cached,
+            is_prefilling=None if is_prefilling is None else read_flags("is_prefilling", is_prefilling, rows),
+            has_unknown_prefill=prefill is not None and bool((prefill == UNKNOWN).any()),
+            seq_lens_lower=_read_lower_bounds(seq_lens_lower, query, seq),
+            decode_threshold=read_count("decode_threshold", decode_threshold, 1),
+            short_extends_as_decodes=bool(short_extends_as_decodes),
+            num_tokens=_read_num_tokens(num_tokens, query),
+            causal=causal,
+        )
+
+    @classmethod
+    def from_vllm_scheduler(
+        cls,
+        scheduler_output: Any,
+        prefill_lens_by_request: MutableMapping[str, int] | Any,
+        *,
+        req_ids: Sequence[str] | None = None,
+        decode_threshold: int = 1,
+        short_extends_as_decodes: bool = True,
+        num_tokens: int | None = None,
+    ) -> Batch:
+        """Make a batch from a vLLM `SchedulerOutput` (model runner V1 or V2), and bring the table up to date.
+
+        `prefill_lens_by_request`: one `PrefillTable` kept for the life of the engine and shown *every* step, also those
+        that schedule nothing (cached rows carry no prompt length). A plain dict works too, but forgets prefix hits.
+        `req_ids`: the runner's row order; default the order of `num_scheduled_tokens`.
+        """
+        from .scheduler_output import read_step
+
+        return read_step(
+            cls,
+            scheduler_output,
+            prefill_lens_by_request,
+            req_ids=req_ids,
+            decode_threshold=decode_threshold,
+            short_extends_as_decodes=short_extends_as_decodes,
+            num_tokens=num_tokens,
+        )
+
+    @classmethod
+    def from_vllm_metadata(
+        cls,
+        common_attn_metadata: Any,
+        *,
+        decode_threshold: int = 1,
+        short_extends_as_decodes: bool = True,
+        drafts_in_flight: int | None = None,
+    ) -> Batch:
+        """Make a batch from a vLLM `CommonAttentionMetadata`, reading its host members only (never `seq_lens`).
+
+        Extend and chunked prefill cannot be told apart for certain, so such classes are `coarse`. `drafts_in_flight`:
+        draft tokens a decode row may have had rejected since `seq_lens_cpu_upper_bound` was written; default the most
+        that asynchronous scheduling allows (`decode_threshold - 1`), 0 where scheduling is synchronous.
+        """
+        from .attention_metadata import read_metadata
+
+        return read_metadata(
+            cls,
+            common_attn_metadata,
+            decode_threshold=decode_threshold,
+            short_extends_as_decodes=short_extends_as_decodes,
+            drafts_in_flight=drafts_in_flight,
+        )
+
+    def __len__(self) -> int:
+        return int(self.query_lens.size)
+
+    def __repr__(self) -> str:
+        return f"Batch(rows={len(self)}, num_tokens={self.num_tokens}, max_query_len={self.max_query_len})"
+
+    @property
+    def max_query_len(self) -> int:
+        """Longest query in tokens; 0 without rows."""
+        if self._max_query_len is None:
+            self._max_query_len = int(self.query_lens.max()) if self.query_lens.size else 0
+        return self._max_query_len
+
+    @property
+    def max_seq_len(self) -> int:
+        """Upper bound of all sequence lengths in tokens: the engine's declared one, else the largest length."""
+        if self._given_max_seq_len is None:
+            self._given_max_seq_len = int(self.seq_lens.max()) if self.seq_lens.size else 0
+        return self._given_max_seq_len
+
+    @property
+    def query_start_loc(self) -> Int32Array:
+        """(rows + 1,) int32: first token of each row, then the sum."""
+        if self._query_start_loc is None:
+            starts = np.zeros(self.query_lens.size + 1, dtype=np.int32)
+            np.add.accumulate(self.query_lens, out=starts[1:])
+            starts.setflags(write=False)
+            self._query_start_loc = starts
+        return self._query_start_loc
+
+    @property
+    def is_prefilling(self) -> BoolArray | None:
+        """(rows,) bool: vLLM's own flag, as given, else as the lengths tell it (padding rows: False)."""
+        if self._is_prefilling is None:
+            target = self.prefill_lens if self._flag_lens is None else self._flag_lens
+            if target is not None:
+                self._is_prefilling = (self.computed_lens < target) & self.query_lens.astype(np.bool_)
+        return self._is_prefilling
+
+    @property
+    def inexact(self) -> BoolArray | None:
+        """(rows,) bool: rows whose sequence length is known by bounds only; `None` where all are exact."""
+        if self.seq_lens_lower is None:
+            return None
+        rows: BoolArray = self.seq_lens_lower != self.seq_lens
+        return rows if rows.any() else None
+
+    def longer_than(self, threshold: int) -> BoolArray:
+        """(rows,) bool: `query_len > threshold`."""
+        if self._big is None or self._big_threshold != threshold:
+            self._big = self.query_lens > threshold
+            self._big_threshold = threshold
+        return self._big
+
+    def segments(
+        self,
+        split: Split = "three",
+        query_lens: QueryLens = "varlen",
+        *,
+        decode_threshold: int | None = None,
+        short_extends_as_decodes: bool | None = None,
+        padding_cuts: bool = False,
+    ) -> list[Segment]:
+        """Cut the rows into the non-empty positional ranges that vLLM's own functions cut, in order.
+
+        `split`: "three" (decode, extend, prefill), "two" (decode, prefill) or "none" (one range, named "all").
+        `query_lens`: what the decode kernel takes ("single", "uniform", "varlen"); only "two" looks at it.
+        Thresholds default to the batch's. `padding_cuts`: vLLM 0.26 with short extends off also cuts at zero rows.
+        """
+        return cut(
+            self,
+            split,
+            query_lens,
+            self.decode_threshold if decode_threshold is None else decode_threshold,
+            self.short_extends_as_decodes if short_extends_as_decodes is None else short_extends_as_decodes,
+            padding_cuts,
+        )
+
+    def take(self, order: Sequence[int] | Int32Array) -> Batch:
+        """The same rows in another order: row `i` of the result is row `order[i]` of this batch."""
+        index = np.asarray(order, dtype=np.intp)
+        if index.shape != self.query_lens.shape or not np.array_equal(np.sort(index), np.arange(index.size)):
+            raise BadInput(f"order: expected each of 0 to {len(self) - 1} once, got {list(order)[:8]}")
+
+        def picked(array: Any) -> Any:
+            return None if array is None else array[index]
+
+        return Batch(
+            self.query_lens[index],
+            self.seq_lens[index],
+            self.computed_lens[index],
+            prefill_lens=picked(self.prefill_lens),
+            cached_lens=picked(self.cached_lens),
+            is_prefilling=picked(self._is_prefilling),
+            flag_lens=picked(self._flag_lens),
+            has_unknown_prefill=self._has_unknown_prefill,
+            seq_lens_lower=picked(self.seq_lens_lower),
+            decode_threshold=self.decode_threshold,
+            short_extends_as_decodes=self.short_extends_as_decodes,
+            num_tokens=self.num_tokens,
+            max_seq_len=self._given_max_seq_len,
+            req_ids=None if self.req_ids is None else [self.req_ids[i] for i in index],
+            causal=self.causal,
+        )
+
+
+def _read_lower_bounds(lower: Lengths | None, query: Int32Array, seq: Int32Array) -> Int32Array | None:
+    if lower is None:
+        return None
+    array = read_lengths("seq_lens_lower", lower, query.size)
+    for wrong, relation, other, name in (
+        (array > seq, "<=", seq, "seq_lens"),
+        (array < query, ">=", query, "query_lens"),
+    ):
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise BadInput(f"seq_lens_lower[{i}]: expected {relation} {name}[{i}] = {other[i]}, got {array[i]}")
+    return array
+
+
+def _read_num_tokens(num_tokens: int | None, query: Int32Array) -> int:
+    total = int(query.sum(dtype=np.int64))
+    if total > INT32_MAX:
+        raise BadInput(f"query_lens: expected a sum <= {INT32_MAX}, got {total}")
+    if num_tokens is None:
+        return total
+    count = read_count("num_tokens", num_tokens, 0)
+    if count < total:
+        raise BadInput(f"num_tokens: expected >= the sum of query_lens = {total}, got {count}")
+    return count

@@ -1,0 +1,263 @@
+"""Reading vLLM's `SchedulerOutput`: what the scheduler knows on the host, before anything runs.
+
+Model runner V1 sends a prompt once, with the new request, and resumes preempted requests as cached rows; V2 sends a
+resumed request as a new one with `prefill_token_ids`. Cached rows carry no prompt length in either, hence the table.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, MutableMapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import BadInput
+from .lengths import INT32_MAX, UNKNOWN, Int32Array, read_count
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+_UNKNOWN_SLOT = 0  # a request whose admission nobody saw, e.g. when the reader starts in a running server
+
+
+class _Admissions:
+    """Lengths of the rows of one step, gathered from the table in row order."""
+
+    __slots__ = ("cached", "flag", "has_unknown", "prefill")
+
+    def __init__(self, prefill: Int32Array, cached: Int32Array, flag: Int32Array | None) -> None:
+        self.prefill = prefill
+        self.cached = cached
+        self.flag = flag  # None where it equals prefill for every row
+        self.has_unknown = bool(np.count_nonzero(prefill < 0))
+
+
+class PrefillTable:
+    """Prefill lengths by request, kept across preemption and resume; finished requests are dropped.
+
+    Show it every `SchedulerOutput`, through `Batch.from_vllm_scheduler` or `observe`. `steps_in_flight`: steps whose
+    accepted drafts the scheduler has not seen when it schedules the next one: 1 with asynchronous scheduling (the
+    default: sound for both), 0 where scheduling is synchronous and every length is exact.
+    """
+
+    def __init__(self, *, steps_in_flight: int = 1) -> None:
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._prefill = np.full(256, UNKNOWN, dtype=np.int32)
+        self._cached = np.full(256, UNKNOWN, dtype=np.int32)
+        self._flag = np.full(256, UNKNOWN, dtype=np.int32)
+        self._used = 1
+        self._drafts: deque[dict[str, int]] = deque(maxlen=read_count("steps_in_flight", steps_in_flight, 0))
+        self._rows: list[str] | None = None
+        self._admissions: _Admissions | None = None
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, req_id: object) -> bool:
+        return req_id in self._slots
+
+    def __getitem__(self, req_id: str) -> int:
+        """Tokens to prefill as of the latest admission of the request."""
+        return int(self._prefill[self._slots[req_id]])
+
+    def observe(self, scheduler_output: Any) -> None:
+        """Bring the table up to date with one step: drop what finished, admit what is new or resumed."""
+        for req_id in scheduler_output.finished_req_ids:
+            self._drop(req_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            # V2 sends the tokens to prefill (prompt, plus output regenerated after a preemption) beside the prompt
+            tokens = getattr(new, "prefill_token_ids", None)
+            prompt = _prompt_len(new)
+            prefill = prompt if tokens is None else len(tokens)
+            self._admit(new.req_id, prefill, new.num_computed_tokens, prefill)
+        cached = scheduler_output.scheduled_cached_reqs
+        for index in _resumed(cached):
+            req_id = cached.req_ids[index]
+            prompt = int(self._flag[self._slots.get(req_id, _UNKNOWN_SLOT)])
+            prefill = _resumed_prefill_len(cached, index, prompt)
+            self._admit(req_id, prefill, cached.num_computed_tokens[index], prompt)
+
+    def remember_drafts(self, scheduler_output: Any) -> None:
+        """Note the drafts of a step: until its result is known, later lengths of these requests are upper bounds."""
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        if drafts or self._drafts:
+            self._drafts.append({req_id: len(tokens) for req_id, tokens in drafts.items()})
+
+    def admissions(self, rows: list[str]) -> _Admissions:
+        """Lengths of these requests, in this order. Unchanged rows cost one comparison."""
+        if self._admissions is None or rows != self._rows:
+            slots = self._slots
+            if len(rows) > 1:
+                try:
+                    picked: Iterable[int] = itemgetter(*rows)(slots)
+                except KeyError:
+                    picked = [slots.get(req_id, _UNKNOWN_SLOT) for req_id in rows]
+            else:
+                picked = [slots.get(req_id, _UNKNOWN_SLOT) for req_id in rows]
+            index = np.fromiter(picked, np.intp, len(rows))
+            prefill, flag = self._prefill.take(index), self._flag.take(index)
+            same = np.count_nonzero(prefill != flag) == 0
+            self._admissions = _Admissions(prefill, self._cached.take(index), None if same else flag)
+            self._rows = rows
+        return self._admissions
+
+    def rejected_at_most(self, rows: list[str]) -> Int32Array | None:
+        """(rows,) drafts still in flight for each request, `None` where there are none."""
+        pending = [step for step in self._drafts if step]
+        if not pending:
+            return None
+        return np.array([sum(step.get(req_id, 0) for step in pending) for req_id in rows], dtype=np.int32)
+
+    def _admit(self, req_id: str, prefill: int, cached: int, flag: int) -> None:
+        slot = self._slots.get(req_id)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._new_slot()
+            self._slots[req_id] = slot
+        self._prefill[slot], self._cached[slot], self._flag[slot] = prefill, cached, flag
+        self._admissions = None
+        for step in self._drafts:
+            step.pop(req_id, None)  # a preemption restarts the count of computed tokens; late drafts no longer move it
+
+    def _drop(self, req_id: str) -> None:
+        slot = self._slots.pop(req_id, None)
+        if slot is not None:
+            self._free.append(slot)
+            self._admissions = None
+        for step in self._drafts:
+            step.pop(req_id, None)
+
+    def _new_slot(self) -> int:
+        slot, self._used = self._used, self._used + 1
+        if slot == self._prefill.size:
+            more = np.full(slot, UNKNOWN, dtype=np.int32)
+            self._prefill = np.concatenate([self._prefill, more])
+            self._cached = np.concatenate([self._cached, more])
+            self._flag = np.concatenate([self._flag, more])
+        return slot
+
+
+def read_step(
+    batch_type: type[Batch],
+    step: Any,
+    table: PrefillTable | MutableMapping[str, int],
+    *,
+    req_ids: Sequence[str] | None,
+    decode_threshold: int,
+    short_extends_as_decodes: bool,
+    num_tokens: int | None,
+) -> Batch:
+    """See `Batch.from_vllm_scheduler`."""
+    scheduled = step.num_scheduled_tokens
+    rows = list(scheduled) if req_ids is None else list(req_ids)
+    if req_ids is not None and (len(rows) != len(scheduled) or set(rows) != scheduled.keys()):
+        odd = sorted(set(rows) ^ scheduled.keys()) or ["a repeated request"]
+        raise BadInput(f"req_ids: expected the requests of num_scheduled_tokens, once each; differs by {odd[0]!r}")
+    lower = None
+    if isinstance(table, PrefillTable):
+        table.observe(step)
+        admitted = table.admissions(rows)
+        rejected = table.rejected_at_most(rows) if table._drafts else None
+        table.remember_drafts(step)
+    else:
+        admitted = _observe_mapping(table, step, rows)
+        rejected = None
+    query, computed = _read_rows(step, rows, ordered=req_ids is None)
+    seq = query + computed
+    if rejected is not None:
+        # a row with drafts in flight has finished its prefill: it keeps at least one token of context
+        lower = np.maximum(seq - rejected, np.minimum(query + 1, seq)).astype(np.int32)
+    total = int(np.add.reduce(query))
+    return batch_type(
+        query,
+        seq,
+        computed,
+        decode_threshold=decode_threshold,
+        short_extends_as_decodes=short_extends_as_decodes,
+        num_tokens=total if num_tokens is None else num_tokens,
+        prefill_lens=admitted.prefill,
+        cached_lens=admitted.cached,
+        flag_lens=admitted.flag,
+        has_unknown_prefill=admitted.has_unknown,
+        seq_lens_lower=lower,
+        req_ids=rows,
+    )
+
+
+def _read_rows(step: Any, rows: list[str], *, ordered: bool) -> tuple[Int32Array, Int32Array]:
+    """Query lengths and computed tokens, int32, in row order."""
+    scheduled, cached, new = step.num_scheduled_tokens, step.scheduled_cached_reqs, step.scheduled_new_reqs
+    count, known = len(rows), len(cached.req_ids)
+    computed: Sequence[int]
+    if rows[:known] == cached.req_ids and [r.req_id for r in new] == rows[known:]:
+        computed = cached.num_computed_tokens
+        if new:
+            computed = [*computed, *(r.num_computed_tokens for r in new)]
+    else:
+        by_request = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        by_request.update((r.req_id, r.num_computed_tokens) for r in new)
+        computed = _pick(by_request, rows, "scheduled_new_reqs or scheduled_cached_reqs")
+    query = scheduled.values() if ordered else _pick(scheduled, rows, "num_scheduled_tokens")
+    try:
+        query_lens = np.fromiter(query, np.int32, count)
+        computed_lens = np.fromiter(computed, np.int32, count)
+    except OverflowError as error:
+        raise BadInput(f"num_scheduled_tokens: expected counts <= {INT32_MAX}") from error
+    if count and np.bitwise_or.reduce(query_lens | computed_lens) < 0:
+        index = int(((query_lens | computed_lens) < 0).argmax())
+        raise BadInput(
+            f"num_scheduled_tokens[{rows[index]!r}]: expected tokens and computed tokens >= 0, "
+            f"got {query_lens[index]} and {computed_lens[index]}"
+        )
+    return query_lens, computed_lens
+
+
+def _pick(mapping: Any, rows: list[str], name: str) -> Sequence[int]:
+    try:
+        return itemgetter(*rows)(mapping) if len(rows) > 1 else [mapping[row] for row in rows]
+    except KeyError as error:
+        raise BadInput(f"{name}: expected request {error.args[0]!r} of num_scheduled_tokens, found none") from error
+
+
+def _prompt_len(new: Any) -> int:
+    length = getattr(new, "prompt_len", None)  # a property of 0.32; older ones have only the tokens
+    if length is None:
+        tokens = new.prompt_token_ids if new.prompt_token_ids is not None else getattr(new, "prompt_embeds", None)
+        length = 0 if tokens is None else len(tokens)
+    return int(length)
+
+
+def _resumed(cached: Any) -> list[int]:
+    """Indices of the cached rows that come back from a preemption (V1)."""
+    resumed = getattr(cached, "resumed_req_ids", None)
+    if resumed is None:  # before resumed_req_ids: one flag a row
+        return [i for i, flag in enumerate(getattr(cached, "resumed_from_preemption", ())) if flag]
+    return [i for i, req_id in enumerate(cached.req_ids) if req_id in resumed] if resumed else []
+
+
+def _resumed_prefill_len(cached: Any, index: int, prompt: int) -> int:
+    """Prompt plus regenerated output; the placeholders of asynchronous scheduling are zero at a resume."""
+    tokens = getattr(cached, "all_token_ids", {}).get(cached.req_ids[index])
+    if tokens is not None:
+        return len(tokens)
+    return UNKNOWN if prompt < 0 else prompt + int(cached.num_output_tokens[index])
+
+
+def _observe_mapping(table: MutableMapping[str, int], step: Any, rows: list[str]) -> _Admissions:
+    """The table as a plain mapping of prefill lengths: no memory of prefix hits, nor of prompts after a resume."""
+    for req_id in step.finished_req_ids:
+        table.pop(req_id, None)
+    cached_lens: dict[str, int] = {}
+    for new in step.scheduled_new_reqs:
+        tokens = getattr(new, "prefill_token_ids", None)
+        table[new.req_id] = _prompt_len(new) if tokens is None else len(tokens)
+        cached_lens[new.req_id] = new.num_computed_tokens
+    cached = step.scheduled_cached_reqs
+    for index in _resumed(cached):
+        req_id = cached.req_ids[index]
+        table[req_id] = _resumed_prefill_len(cached, index, table.get(req_id, UNKNOWN))
+        cached_lens[req_id] = cached.num_computed_tokens[index]
+    prefill = np.array([table.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32)
+    return _Admissions(prefill, np.array([cached_lens.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32), None)
