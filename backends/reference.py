@@ -1,0 +1,120 @@
+"""Reference attention in plain torch: paged decode, extend, causal prefill, and merging of partial results.
+
+Written for being right, not fast: rows are padded to the longest and masked. Nothing here waits for the device, so a
+caller that knows its lengths on the host stays sync-free. Run it on float64 tensors for a result to compare with.
+
+Shapes: T tokens, R rows, H query heads, J KV heads (H a multiple of J), D head size, N blocks of B tokens, W blocks a row.
+`q` [T, H, D]; `k`, `v` [T, J, D]; caches [N, B, J, D]; `block_table` [R, W], `seq_lens` [R], `query_start_loc` [R + 1]
+integer tensors on the device of `q`. A log-sum-exp is natural, [T, H], in the dtype of `q`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Tensor = Any  # torch.Tensor; torch is not followed by the type checker
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How the tokens of a segment map to a [rows, max_query_len] rectangle and back."""
+
+    index: Tensor  # [R, M] the token in each cell; cells past a row's end repeat some token
+    offset: Tensor  # [R, M] the cell's position within its row's query
+    cell: Tensor  # [T'] the flat cell of each token of the segment
+    query_lens: Tensor  # [R]
+
+
+def pad_rows(query_start_loc: Tensor, max_query_len: int, first_token: int, num_tokens: int) -> Padding:
+    """Lay out the `num_tokens` tokens from `first_token` on as one row per request.
+
+    `query_start_loc` [R + 1] counts from the start of the whole step. Rows without tokens are fine; tokens past the
+    last row's end (padding) get some cell.
+    """
+    device = query_start_loc.device
+    starts, ends = query_start_loc[:-1, None], query_start_loc[1:, None]
+    offset = torch.arange(max_query_len, device=device, dtype=query_start_loc.dtype)[None].expand(len(starts), -1)
+    last = first_token + num_tokens - 1
+    index = torch.minimum(starts + offset, ends - 1).clamp(first_token, last)
+    token = torch.arange(first_token, first_token + num_tokens, device=device, dtype=query_start_loc.dtype)
+    row = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True).clamp(max=len(starts) - 1)
+    within = (token - query_start_loc[row]).clamp(0, max_query_len - 1)
+    return Padding(index, offset, row * max_query_len + within, (ends - starts)[:, 0])
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Softmax attention over what is visible.
+
+    `q` [R, M, H, D], `k` [R, L, J, D], `v` [R, L, J, E], `visible` bool [R, M, L]. Returns out [R, M, H, E] and the
+    log-sum-exp [R, M, H]; a query that sees nothing gives 0 and -inf.
+    """
+    rows, queries, heads, size = q.shape
+    grouped = q.view(rows, queries, k.shape[2], heads // k.shape[2], size)
+    scores = torch.einsum("rmjgd,rljd->rmjgl", grouped, k) * scale
+    scores = scores.masked_fill(~visible[:, :, None, None, :], float("-inf"))
+    lse = torch.logsumexp(scores, dim=-1)
+    # exp(-inf - -inf) is nan: a row that sees nothing subtracts 0 instead, and its weights are exp(-inf) = 0.
+    weights = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
+    out = torch.einsum("rmjgl,rlje->rmjge", weights, v)
+    return out.reshape(rows, queries, heads, v.shape[3]), lse.reshape(rows, queries, heads)
+
+
+def gather_paged(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
+    """The first `num_tokens` cached tokens of every row: [N, B, J, D] by [R, W] -> [R, L, J, D], L >= num_tokens."""
+    width = -(-num_tokens // cache.shape[1])
+    return cache[block_table[:, :width]].flatten(1, 2)
+
+
+def decode_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, max_seq_len: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One query token a row (T = R) over its `seq_lens` cached tokens. Returns (out [R, H, D], lse [R, H])."""
+    k = gather_paged(k_cache, block_table, max_seq_len)
+    v = gather_paged(v_cache, block_table, max_seq_len)
+    visible = torch.arange(k.shape[1], device=q.device)[None, None] < seq_lens[:, None, None]
+    out, lse = masked_attention(q[:, None], k, v, visible, scale)
+    return out[:, 0], lse[:, 0]
+
+
+def extend_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    padding: Padding,
+    max_seq_len: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Several query tokens a row, causal, over cached context and themselves (already in the cache).
+
+    Returns (out, lse) of the segment's tokens, in order.
+    """
+    k = gather_paged(k_cache, block_table, max_seq_len)
+    v = gather_paged(v_cache, block_table, max_seq_len)
+    position = (seq_lens - padding.query_lens)[:, None] + padding.offset
+    visible = torch.arange(k.shape[1], device=q.device)[None, None] <= position[:, :, None]
+    out, lse = masked_attention(q[padding.index], k, v, visible, scale)
+    return out.flatten(0, 1)[padding.cell], lse.flatten(0, 1)[padding.cell]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float) -> tuple[Tensor, Tensor]:
+    """Rows without context attend causally within their own fresh tokens; the cache is not read.
+
+    Returns (out, lse) of the segment's tokens, in order.
+    """
+    index = padding.index
+    visible = padding.offset[:, None, :] <= padding.offset[:, :, None]
+    out, lse = masked_attention(q[index], k[index], v[index], visible, scale)
+    return out.flatten(0, 1)[padding.cell], lse.flatten(0, 1)[padding.cell]
+
+
+def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over the union of two disjoint key sets from the results over each: out [..., E], lse [...]."""
+    lse = torch.logaddexp(lse_a, lse_b)
+    base = torch.where(lse == float("-inf"), 0.0, lse)
+    out = out_a * torch.exp(lse_a - base)[..., None] + out_b * torch.exp(lse_b - base)[..., None]
+    return out, lse
