@@ -1,0 +1,230 @@
+"""Between the thread that steps and the agent's thread: one recording at a time, swapped at step boundaries.
+
+The stepping thread pays one attribute test while nothing records. A recording is begun and ended by the agent's
+thread where the collectors allow it; those with `thread_bound` (torch.profiler belongs to the thread that started it)
+are begun and ended by the stepping thread at its next boundary.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from typing import Any
+
+from ..collectors import choose
+from ..collectors.base import Collector
+from ..recording import Recording
+from ..report import Note
+from ..session import Profiler
+from ..windows import StepWindow
+from .protocol import MAX_CALLS, MAX_STEPS
+
+logger = logging.getLogger("syncfree")
+
+
+class Session:
+    """One recording, from start until its parts were fetched or its lease ended."""
+
+    def __init__(self, profiler: Profiler, notes: list[Note], steps: int | None, bound: bool) -> None:
+        self.token = secrets.token_hex(8)
+        self.began = time.monotonic()
+        self.ended: float | None = None
+        self.classes: dict[str, int] = {}
+        self.error: str | None = None
+        self.recording: Recording | None = None
+        self._profiler = profiler
+        self._notes = notes
+        self._wanted = steps
+        self._bound = bound
+        self._lock = threading.Lock()
+        self._window: StepWindow | None = None
+        self._closing = False
+        self._halted = False
+
+    # ----------------------------------------------------- the stepping thread
+
+    def begin_step(self, batch_class: str, about: dict[str, Any]) -> StepWindow | None:
+        with self._lock:
+            if self._closing:
+                if self._bound:
+                    self._halt()
+                return None
+            if self._bound and not self._profiler.recording:
+                self._profiler.start()
+            self._window = self._profiler.begin_step(batch_class, **about)
+            return self._window
+
+    def end_step(self) -> None:
+        with self._lock:
+            window, self._window = self._window, None
+            if window is None:
+                return
+            self._profiler.end_step()
+            self.classes[window.batch_class] = self.classes.get(window.batch_class, 0) + 1
+            if self.steps >= (self._wanted or MAX_STEPS):
+                if self._wanted is None:
+                    text = f"the recording ended at {MAX_STEPS} steps, the most that an agent keeps"
+                    self._notes.append(Note(kind="partial", text=text))
+                self._closing = True
+            if self._closing and self._bound:
+                self._halt()
+
+    def begin_phase(self, name: str) -> None:
+        with self._lock:
+            if self._window is not None:
+                self._profiler.begin_phase(name)
+
+    def end_phase(self) -> None:
+        with self._lock:
+            if self._window is not None:
+                self._profiler.end_phase()
+
+    def fail(self, error: BaseException) -> None:
+        """A collector raised: the recording is over, the host program goes on."""
+        with self._lock:
+            self.error = self.error or f"{type(error).__name__}: {error}".splitlines()[0]
+            self._window, self._closing = None, True
+
+    # ------------------------------------------------------- the agent's thread
+
+    @property
+    def steps(self) -> int:
+        return self._profiler.steps_recorded
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended or time.monotonic()) - self.began
+
+    @property
+    def state(self) -> str:
+        if self.error is not None:
+            return "failed"
+        if self.recording is not None:
+            return "stopped"
+        return "stopping" if self._closing else "recording"
+
+    @property
+    def finished(self) -> bool:
+        """Nothing of it is left to be done in the host program."""
+        return self._halted
+
+    def close(self, force: bool = False) -> None:
+        """No step begins any more. `force`: the open step is given up too."""
+        with self._lock:
+            self._closing = True
+            if force and self._window is not None:
+                self._profiler.discard_step()
+                self._window = None
+                self._notes.append(Note(kind="partial", text="the last step was still running and was left out"))
+
+    def advance(self, force: bool = False) -> None:
+        """End a closed recording as soon as no step is open. `force`: do not wait for the stepping thread."""
+        with self._lock:
+            ready = self._closing and self._window is None
+            bound = self._bound and self._profiler.recording and not force
+        if ready and not bound and not self._halted:
+            self._halt()
+        if self._halted and self.recording is None and self.error is None:
+            self._collect()
+
+    def _halt(self) -> None:
+        if self._halted:
+            return
+        self._halted = True
+        self.ended = time.monotonic()
+        try:
+            if self._profiler.recording:
+                self._profiler.halt()
+        except Exception as error:  # noqa: BLE001 - a collector's failure ends the recording, never the host program
+            self.error = self.error or f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _collect(self) -> None:
+        try:
+            recording = self._profiler.collect()
+        except Exception as error:  # noqa: BLE001 - as in _halt
+            self.error = f"{type(error).__name__}: {error}".splitlines()[0]
+            return
+        for item in recording.evidence:
+            if len(item.calls) > MAX_CALLS:
+                text = f"{item.name}: {len(item.calls) - MAX_CALLS} calls after the first {MAX_CALLS} were left out"
+                del item.calls[MAX_CALLS:]
+                self._notes.append(Note(kind="partial", text=text))
+        recording.notes = [*self._notes, *recording.notes]
+        recording.source.partial = recording.source.partial or any(n.kind == "partial" for n in self._notes)
+        self.recording = recording
+
+
+class Recorder:
+    """What an engine's hooks call, on the thread that steps; it never raises into them.
+
+    `session` is None while nothing records: hooks test it before they gather what describes a step.
+    """
+
+    def __init__(self, *, rank: int = 0, engine: str | None = None) -> None:
+        self.rank = rank
+        self.engine = engine
+        self.session: Session | None = None
+        self.disabled: str | None = None  # why an engine's hooks were switched off
+
+    def begin_step(self, batch_class: str = "unknown", **about: Any) -> StepWindow | None:
+        """Open a step, as `Profiler.begin_step`; None while nothing records."""
+        session = self.session
+        if session is None:
+            return None
+        try:
+            return session.begin_step(batch_class, about)
+        except Exception as error:  # noqa: BLE001 - the host program must not notice
+            self._fail(session, error)
+            return None
+
+    def end_step(self) -> None:
+        session = self.session
+        if session is not None:
+            try:
+                session.end_step()
+            except Exception as error:  # noqa: BLE001 - the host program must not notice
+                self._fail(session, error)
+
+    def begin_phase(self, name: str) -> None:
+        session = self.session
+        if session is not None:
+            try:
+                session.begin_phase(name)
+            except Exception as error:  # noqa: BLE001 - the host program must not notice
+                self._fail(session, error)
+
+    def end_phase(self) -> None:
+        session = self.session
+        if session is not None:
+            try:
+                session.end_phase()
+            except Exception as error:  # noqa: BLE001 - the host program must not notice
+                self._fail(session, error)
+
+    def _fail(self, session: Session, error: Exception) -> None:
+        session.fail(error)
+        self.session = None
+        logger.warning("syncfree: a recording was given up: %s: %s", type(error).__name__, error)
+
+    # ------------------------------------------------------- the agent's thread
+
+    def start(self, collectors: str = "auto", steps: int | None = None) -> Session:
+        """Begin a recording. Raises `BadInput`, or `Unreachable` where a collector cannot work here."""
+        chosen, notes = choose(collectors)
+        bound = any(getattr(collector, "thread_bound", False) for collector in chosen)
+        profiler = self._profiler(chosen)
+        if not bound:
+            profiler.start()
+        session = Session(profiler, notes, steps, bound)
+        self.session = session
+        return session
+
+    def _profiler(self, chosen: list[Collector]) -> Profiler:
+        return Profiler(chosen, rank=self.rank, engine=self.engine, kind="live", max_steps=MAX_STEPS)
+
+    def detach(self, session: Session) -> None:
+        """The session is over: hooks are free again."""
+        if self.session is session:
+            self.session = None
