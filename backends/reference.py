@@ -3,7 +3,8 @@
 Written for being right, not fast: rows are padded to the longest and masked. Nothing here waits for the device, so a
 caller that knows its lengths on the host stays sync-free. Run it on float64 tensors for a result to compare with.
 
-Shapes: T tokens, R rows, H query heads, J KV heads (H a multiple of J), D head size, N blocks of B tokens, W blocks a row.
+Shapes: T tokens, R rows, H query heads, J KV heads (H a multiple of J), D head size, N blocks of B tokens, W of them a
+row at most.
 `q` [T, H, D]; `k`, `v` [T, J, D]; caches [N, B, J, D]; `block_table` [R, W], `seq_lens` [R], `query_start_loc` [R + 1]
 integer tensors on the device of `q`. A log-sum-exp is natural, [T, H], in the dtype of `q`.
 """
