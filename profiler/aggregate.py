@@ -429,7 +429,7 @@ class _SiteBook:
         if thread not in site.threads:
             site.threads.append(thread)
         if call.repeat_value:
-            site.repeated = True
+            site.repeated = site.same_value = True
 
     def finish(self) -> list[Site]:
         for key, site in self.sites.items():

@@ -126,6 +126,7 @@ class Site(msgspec.Struct, kw_only=True):
     source: str = ""  # the source line
     api: str = ""  # the call that waited
     repeated: bool = False  # several times within one step: a per-layer sync of one value is the classic
+    same_value: bool = False  # a repeated read of the very same tensor
     hint: str = ""
     warmup: bool = False  # seen in warm-up or capture steps only
     steps: list[SiteStep] = msgspec.field(default_factory=list)  # ascending; what an allow-list is subtracted by

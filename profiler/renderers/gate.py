@@ -35,8 +35,8 @@ def render_gate(gate: Gate) -> RenderableType:
     table.add_column("limit", justify="right", no_wrap=True)
     table.add_column("steps", justify="right")
     table.add_column("verdict", no_wrap=True)
-    for judgement in gate.violations:
-        _row(table, judgement, "over")
+    for violation in gate.violations:
+        _row(table, violation, "over")
     for judgement in gate.unmeasured:
         _row(table, judgement, "unknown")
     for judgement in gate.kept:
