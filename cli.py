@@ -11,7 +11,11 @@ from syncfree import __version__
 from syncfree.planner.errors import BadInput, NothingMeasured, SyncfreeError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from syncfree.profiler import Report
+    from syncfree.profiler.budget import Budget
+    from syncfree.profiler.renderers.progress import Advance
 
 app = typer.Typer(
     name="syncfree",
@@ -60,7 +64,8 @@ BudgetFile = Annotated[Path | None, typer.Option("--budget", help="A budget file
 def profile(
     demo: Annotated[bool, typer.Option("--demo", help="Profile the embedded engine, with both builders.")] = False,
     socket: Annotated[
-        Path | None, typer.Option("--socket", help="The agent's socket of one worker of a running server.")
+        list[Path] | None,
+        typer.Option("--socket", help="A worker's agent socket; repeat for several. Without any target: all found."),
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after so many steps.")] = None,
     seconds: Annotated[
@@ -75,8 +80,9 @@ def profile(
     budget: BudgetFile = None,
 ) -> None:
     """Count syncs, copies and launches per step and batch class, of the demo engine or of a live server."""
-    if demo == (socket is not None):
-        raise BadInput("profile: expected one target: --demo or --socket PATH")
+    if demo and socket:
+        raise BadInput("profile: expected one target: --demo or --socket PATH, got both")
+    wanted = _budget(fail_on, budget)
     if demo:
         report = _profile_demo(builder, steps, json)
     else:
@@ -85,7 +91,7 @@ def profile(
         report = _profile_socket(socket, steps, seconds, collectors)
         _show(report)
     _write(report, json, html, perfetto)
-    _gate(report, fail_on, budget)
+    _gate(report, wanted)
 
 
 def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
@@ -105,11 +111,12 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
     return reports[names[-1]]
 
 
-def _profile_socket(path: Path | None, steps: int | None, seconds: float | None, collectors: str) -> Report:
+def _profile_socket(paths: list[Path] | None, steps: int | None, seconds: float | None, collectors: str) -> Report:
     from syncfree.profiler.agent.client import profile_socket
 
-    with _progress(f"recording {path}", steps, seconds) as advance:
-        return profile_socket(path, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
+    text = "recording " + (", ".join(str(path) for path in paths) if paths else "every agent found here")
+    with _progress(text, steps, seconds) as advance:
+        return profile_socket(paths or None, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
 
 
 @app.command(epilog="Example: [bold]syncfree trace rank0.pt.trace.json.gz --json r.json[/]")
@@ -123,7 +130,7 @@ def trace(
     raise NothingMeasured("trace: not wired")
 
 
-def _progress(text: str, steps: int | None = None, seconds: float | None = None):  # type: ignore[no-untyped-def]
+def _progress(text: str, steps: int | None = None, seconds: float | None = None) -> AbstractContextManager[Advance]:
     """A progress bar on stderr; yields a callback `advance(steps_done, seconds_done)`."""
     from syncfree.profiler.renderers.progress import recording_bar
 
@@ -155,9 +162,44 @@ def _write(report: Report, json: Path | None, html: Path | None, perfetto: Path 
         _write_file(perfetto, render_perfetto(report))
 
 
-def _gate(report: Report, fail_on: list[str] | None, budget: Path | None) -> None:
-    if not report.steps:
+def _budget(fail_on: list[str] | None, file: Path | None) -> Budget | None:
+    """Read before anything runs: a typing mistake must not cost a recording."""
+    if not fail_on and file is None:
+        return None
+    from syncfree.profiler.budget import load_budget, parse_fail_on
+
+    short = parse_fail_on(fail_on or ())
+    return short if file is None else load_budget(file).merged(short)
+
+
+def _gate(report: Report, budget: Budget | None) -> None:
+    if not report.steps and not report.totals.api:
         raise NothingMeasured("no step was recorded: is the engine stepping? send it requests, or record for longer")
+    if budget is None:
+        return
+    from syncfree.profiler.gate import check as judge
+    from syncfree.profiler.renderers.console import console
+    from syncfree.profiler.renderers.gate import render_gate
+
+    gate = judge(report, budget)
+    console().print(render_gate(gate))
+    if gate.exit_code:
+        raise typer.Exit(gate.exit_code)
+
+
+@app.command(epilog="Example: [bold]syncfree check r.json --budget budget.toml[/]")
+def check(
+    report: Annotated[Path, typer.Argument(help="A report that --json wrote.")],
+    budget: BudgetFile = None,
+    fail_on: FailOn = None,
+) -> None:
+    """Judge a report by a budget: exit 0 kept, 1 exceeded, 4 a figure is unknown."""
+    from syncfree.profiler import Report
+
+    wanted = _budget(fail_on, budget)
+    if wanted is None:
+        raise BadInput("check: expected --budget FILE or --fail-on CLASS:FIGURE=LIMIT")
+    _gate(Report.load(report), wanted)
 
 
 def _usage(error: Exception) -> int:
@@ -191,7 +233,13 @@ def main(arguments: list[str] | None = None) -> None:
         print("syncfree: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away: nothing is left to say, and nobody to say it to
         code = 0
+    except Exception as error:  # noqa: BLE001 - the last line of defence: one line for people, the rest with --debug
+        if debug:
+            raise
+        print(f"syncfree: internal error: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        code = 2
     sys.exit(code)
 
 
