@@ -279,6 +279,7 @@ def _step_report(step: StepWindow, chosen: dict[str, Evidence], tallies: dict[st
         blocked_us=whole.blocked_us,
         name=step.name,
         warmup=step.warmup,
+        start_us=step.start_ns / 1e3,
         warmup_cause=step.warmup_cause,
         other_threads=_other_threads(chosen, tallies),
     )
@@ -417,6 +418,8 @@ class _SiteBook:
             site.blocked_us = None
         else:
             site.blocked_us += sync.blocked_ns / 1e3
+        if call.device_idle_ns is not None:
+            site.device_idle_us = (site.device_idle_us or 0.0) + call.device_idle_ns / 1e3
         if step is not None:
             site.classes[step.batch_class] = site.classes.get(step.batch_class, 0) + 1
             self.per_step[key][index] += 1

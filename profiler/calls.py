@@ -64,4 +64,5 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     phase: str | None = None  # set where the collector knows it; else found from the phase windows
     stack: tuple[Frame, ...] = ()  # innermost first, frames outside torch and syncfree first considered by sites.py
     allowed_upstream: bool = False  # inside a region that the engine's own checker allows (vLLM gpu_sync_allowed)
+    device_idle_ns: int | None = None  # device time lost because the host waited here, where a trace can tell
     repeat_value: bool = False  # a site read the same tensor again (hint: the classic per-layer sync of one value)

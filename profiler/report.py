@@ -73,11 +73,14 @@ class Step(msgspec.Struct, kw_only=True):
     blocked_us: Amount = None
     host_ops: Figure = None
     phases: dict[str, PhaseFigures] = msgspec.field(default_factory=dict)
+    start_us: Amount = None  # in the clock of the rank that recorded it
     name: str | None = None  # the annotation a trace step was found by
     warmup: bool = False  # warm-up, lazy compilation or capture: counted, but no verdict or budget is about it
     warmup_cause: str = ""  # warmup, compile or capture
     other_threads: dict[str, PhaseFigures] = msgspec.field(default_factory=dict)  # by phase: threads that do not step
     launch_lead_us: Amount = None  # how far the host ran ahead of the device at the step's end (where timestamps exist)
+    launch_lead_p50_us: Amount = None  # over the launches of the step
+    launch_lead_min_us: Amount = None
     device_idle_us: Amount = None  # device time lost while the host waited
 
 
@@ -164,6 +167,46 @@ class PlannerFigures(msgspec.Struct, kw_only=True):
     first_mismatch: str | None = None
 
 
+class LeadPoint(msgspec.Struct, array_like=True):
+    """The launch lead about one moment: from the return of a launch call to the start of its work on the device."""
+
+    rank: int
+    time_us: float
+    median_us: float
+    min_us: float
+
+
+class GraphLaunches(msgspec.Struct, kw_only=True):
+    """Graph launches that ran the same kernels."""
+
+    api: str
+    launches: int = 0
+    kernels: Figure = None  # of one launch
+    names: dict[str, int] = msgspec.field(default_factory=dict)  # the most frequent kernels of one launch
+
+
+class RunAhead(msgspec.Struct, kw_only=True):
+    """How far the host ran ahead of the device, where timestamps of both exist."""
+
+    launch_lead_us: Distribution = msgspec.field(default_factory=Distribution)
+    launch_lead_min_us: Amount = None
+    device_idle_us: Amount = None  # device time lost to the host's waits, in and out of steps
+    series: list[LeadPoint] = msgspec.field(default_factory=list)
+    graph_launches: list[GraphLaunches] = msgspec.field(default_factory=list)
+
+
+class Span(msgspec.Struct, kw_only=True):
+    """A phase or a wait on the time axis, for pictures of it; clock as `Step.start_us`."""
+
+    kind: str  # phase or sync
+    name: str  # of the phase; of a wait its source line or call
+    start_us: float
+    duration_us: Amount = None
+    rank: int = 0
+    step: int | None = None
+    detail: str = ""  # of a wait: its kind
+
+
 class Note(msgspec.Struct, kw_only=True):
     kind: str  # hazard, blind, partial, disabled, hint, input...
     text: str
@@ -181,6 +224,8 @@ class Report(msgspec.Struct, kw_only=True):
     totals: Totals = msgspec.field(default_factory=Totals)
     planner: PlannerFigures = msgspec.field(default_factory=PlannerFigures)
     telemetry: dict[str, Any] = msgspec.field(default_factory=dict)
+    run_ahead: RunAhead = msgspec.field(default_factory=RunAhead)
+    timeline: list[Span] = msgspec.field(default_factory=list)
     notes: list[Note] = msgspec.field(default_factory=list)
 
     def to_json(self) -> bytes:
