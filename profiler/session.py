@@ -183,6 +183,16 @@ class Profiler:
         self._step = None
         self._steps.append(step)
 
+    def reopen_step(self) -> StepWindow | None:
+        """Go on with the step that ended last, e.g. to fetch its output; None if there is none, or one is open."""
+        if not self.recording or self._step is not None or not self._steps:
+            return None
+        step = self._steps[-1]
+        if step.thread != threading.get_native_id():
+            return None
+        self._step = self._steps.pop()
+        return step
+
     def discard_step(self) -> None:
         """Forget the open step: it was cut off, and its figures would be too small."""
         self._step = None

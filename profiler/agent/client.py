@@ -162,11 +162,12 @@ class _Target:
     def __init__(self, connection: Connection, collectors: str, steps: int | None) -> None:
         self.connection = connection
         self.session = connection.start(collectors, steps)
+        self.wanted = steps or MAX_STEPS
         self.state = State(id=0, state="recording")
 
     @property
     def running(self) -> bool:
-        return self.state.state == "recording"
+        return self.state.state == "recording" and self.state.steps < self.wanted
 
     def refresh(self) -> None:
         self.state = self.connection.status(self.session)

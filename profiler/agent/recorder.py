@@ -47,6 +47,8 @@ class Session:
 
     def begin_step(self, batch_class: str, about: dict[str, Any]) -> StepWindow | None:
         with self._lock:
+            if self._wanted is not None and self.steps >= self._wanted:
+                self._closing = True  # not at the end of the last one: its output may still be fetched
             if self._closing:
                 if self._bound:
                     self._halt()
@@ -63,13 +65,21 @@ class Session:
                 return
             self._profiler.end_step()
             self.classes[window.batch_class] = self.classes.get(window.batch_class, 0) + 1
-            if self.steps >= (self._wanted or MAX_STEPS):
-                if self._wanted is None:
-                    text = f"the recording ended at {MAX_STEPS} steps, the most that an agent keeps"
-                    self._notes.append(Note(kind="partial", text=text))
+            if self.steps >= MAX_STEPS and self._wanted != MAX_STEPS:
+                text = f"the recording ended at {MAX_STEPS} steps, the most that an agent keeps"
+                self._notes.append(Note(kind="partial", text=text))
                 self._closing = True
             if self._closing and self._bound:
                 self._halt()
+
+    def reopen_step(self) -> StepWindow | None:
+        with self._lock:
+            if self._closing or self._window is not None:
+                return None
+            self._window = self._profiler.reopen_step()
+            if self._window is not None:
+                self.classes[self._window.batch_class] -= 1
+            return self._window
 
     def begin_phase(self, name: str) -> None:
         with self._lock:
@@ -186,6 +196,17 @@ class Recorder:
                 session.end_step()
             except Exception as error:  # noqa: BLE001 - the host program must not notice
                 self._fail(session, error)
+
+    def reopen_step(self) -> StepWindow | None:
+        """Go on with the step that ended last, to fetch its output; close it with `end_step` again."""
+        session = self.session
+        if session is None:
+            return None
+        try:
+            return session.reopen_step()
+        except Exception as error:  # noqa: BLE001 - the host program must not notice
+            self._fail(session, error)
+            return None
 
     def begin_phase(self, name: str) -> None:
         session = self.session

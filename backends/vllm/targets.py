@@ -1,0 +1,112 @@
+"""What is wrapped in vLLM, and where: names as found in 0.26 and 0.32.
+
+Model runner V1 is `vllm.v1.worker.gpu_model_runner` (the CPU runner inherits it), V2 `vllm.v1.worker.gpu.model_runner`.
+Phases: `build` makes what the forward reads (inputs, slot mappings, attention metadata); `forward` runs the model, in
+V1 with the logits (V2 computes them in `sample`); `sample` samples and drafts; `output` fetches what was sampled; the
+rest of a step is `other`. Nothing is wrapped that torch.compile traces: a hook's state would become a guard.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .imports import Hook
+from .watch import wrap_context, wrap_execute, wrap_forward, wrap_output, wrap_phase, wrap_sample
+
+Wrap = Callable[[Any], Any]
+
+
+def _phase(name: str) -> Wrap:
+    return lambda original: wrap_phase(original, name)
+
+
+def _methods(cls: str, required: dict[str, Wrap], optional: dict[str, Wrap]) -> Hook:
+    """Wrap methods of one class; those in `optional` may be missing in a vLLM that we were not tested on."""
+
+    def hook(module: ModuleType) -> None:
+        owner = getattr(module, cls)
+        missing = [name for name in required if name not in owner.__dict__]
+        if missing:
+            raise AttributeError(f"{cls} has no {missing[0]}: this vLLM is not one that syncfree knows")
+        for name, wrap in {**required, **optional}.items():
+            original = owner.__dict__.get(name)
+            if original is not None and not hasattr(original, "__syncfree__"):
+                setattr(owner, name, wrap(original))
+
+    return hook
+
+
+def _function(name: str, wrap: Wrap, spread: bool = True) -> Hook:
+    """Wrap a module's function; with `spread` also where other modules of vLLM imported it by name before us."""
+
+    def hook(module: ModuleType) -> None:
+        original = getattr(module, name)
+        if hasattr(original, "__syncfree__"):
+            return
+        wrapped = wrap(original)
+        setattr(module, name, wrapped)
+        for other in list(sys.modules.values()) if spread else ():
+            if getattr(other, "__name__", "").startswith("vllm.v1.worker.gpu") and vars(other).get(name) is original:
+                setattr(other, name, wrapped)
+
+    return hook
+
+
+_OUTPUT = {"__init__": _phase("output"), "get_output": wrap_output}
+
+
+def _outputs(*classes: str) -> Hook:
+    hooks = [_methods(cls, {}, _OUTPUT) for cls in classes]
+
+    def hook(module: ModuleType) -> None:
+        for each, cls in zip(hooks, classes, strict=True):
+            if hasattr(module, cls):
+                each(module)
+
+    return hook
+
+
+def _both(*hooks: Hook) -> Hook:
+    def hook(module: ModuleType) -> None:
+        for each in hooks:
+            each(module)
+
+    return hook
+
+
+_runner_v1 = _methods(
+    "GPUModelRunner",
+    {"execute_model": wrap_execute, "sample_tokens": wrap_sample},
+    {
+        "_prepare_inputs": _phase("build"),
+        "_get_slot_mappings": _phase("build"),
+        "_build_attention_metadata": _phase("build"),
+        "_model_forward": wrap_forward,
+        "_bookkeeping_sync": _phase("output"),
+        "_get_valid_sampled_token_count": _phase("output"),
+    },
+)
+_runner_v2 = _methods(
+    "GPUModelRunner",
+    {"execute_model": wrap_execute, "sample_tokens": wrap_sample},
+    {
+        "prepare_inputs": _phase("build"),
+        "prepare_attn": _phase("build"),
+        "pool": wrap_sample,
+    },
+)
+# Eager and piecewise forwards of V2 run inside this context, with no method of their own; a full graph has one.
+_forward_v2 = _function("set_forward_context", lambda original: wrap_context(original, "forward"), spread=False)
+
+HOOKS: dict[str, Hook] = {
+    "vllm.v1.worker.gpu_model_runner": _both(
+        _runner_v1, _outputs("AsyncGPUModelRunnerOutput", "AsyncGPUPoolingModelRunnerOutput")
+    ),
+    "vllm.v1.worker.gpu.model_runner": _both(_runner_v2, _forward_v2),
+    "vllm.v1.worker.gpu.async_utils": _outputs("AsyncOutput", "AsyncPoolingOutput"),
+    "vllm.v1.worker.gpu.attn_utils": _function("build_attn_metadata", _phase("build")),
+    "vllm.v1.worker.gpu.cudagraph_utils": _methods("ModelCudaGraphManager", {}, {"run_fullgraph": _phase("forward")}),
+}
