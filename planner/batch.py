@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import BadInput
 from .lengths import (
     INT32_MAX,
-    UNKNOWN,
     BoolArray,
     Int32Array,
     Lengths,
@@ -19,6 +18,9 @@ from .lengths import (
     read_lengths,
 )
 from .segments import QueryLens, Segment, Split, cut
+
+if TYPE_CHECKING:
+    from .classify import Classification
 
 
 class Batch:
@@ -29,19 +31,17 @@ class Batch:
     """
 
     __slots__ = (
-        "_big",
-        "_big_threshold",
-        "_classification",
-        "_flag_lens",
         "_given_max_seq_len",
-        "_has_unknown_prefill",
         "_is_prefilling",
         "_max_query_len",
         "_query_start_loc",
         "cached_lens",
         "causal",
+        "classification",
         "computed_lens",
         "decode_threshold",
+        "flag_lens",
+        "given_flags",
         "num_tokens",
         "prefill_lens",
         "query_lens",
@@ -62,6 +62,9 @@ class Batch:
     num_tokens: int  # launched tokens, graph padding included
     req_ids: Sequence[str] | None
     causal: bool | None  # None: differs by row, known on the device only
+    given_flags: BoolArray | None  # the engine's own is_prefilling, where it came with the batch
+    flag_lens: Int32Array | None  # else what that flag compares against, where prefill_lens is something else
+    classification: Classification | None  # filled by classify()
 
     def __init__(
         self,
@@ -76,7 +79,6 @@ class Batch:
         cached_lens: Int32Array | None = None,
         is_prefilling: BoolArray | None = None,
         flag_lens: Int32Array | None = None,
-        has_unknown_prefill: bool = False,
         seq_lens_lower: Int32Array | None = None,
         max_seq_len: int | None = None,
         req_ids: Sequence[str] | None = None,
@@ -84,8 +86,9 @@ class Batch:
     ) -> None:
         """Take arrays that are already valid; callers outside this package want `from_lengths`.
 
-        `flag_lens`: the length that the engine's own `is_prefilling` compares against (V1: the prompt's), used when
-        `is_prefilling` itself was not given. `max_seq_len`: an engine's declared bound, at least the largest length.
+        Arrays are C-contiguous. `flag_lens`: the length that the engine's own `is_prefilling` compares against (V1: the
+        prompt's), used when `is_prefilling` itself was not given and `prefill_lens` is something else. `max_seq_len`:
+        an engine's declared bound, at least the largest length.
         """
         self.query_lens = query_lens
         self.seq_lens = seq_lens
@@ -98,15 +101,12 @@ class Batch:
         self.seq_lens_lower = seq_lens_lower
         self.req_ids = req_ids
         self.causal = causal
-        self._is_prefilling = is_prefilling
-        self._flag_lens = flag_lens
-        self._has_unknown_prefill = has_unknown_prefill
+        self.given_flags = self._is_prefilling = is_prefilling
+        self.flag_lens = flag_lens
+        self.classification = None
         self._given_max_seq_len = max_seq_len
         self._max_query_len: int | None = None
         self._query_start_loc: Int32Array | None = None
-        self._big: BoolArray | None = None
-        self._big_threshold = 0
-        self._classification: Any = None
         if not short_extends_as_decodes and is_prefilling is None and flag_lens is None and prefill_lens is None:
             raise BadInput(
                 "short_extends_as_decodes: false needs prefill_lens or is_prefilling, which tell a short extend "
@@ -155,7 +155,6 @@ class Batch:
             prefill_lens=prefill,
             cached_lens=cached,
             is_prefilling=None if is_prefilling is None else read_flags("is_prefilling", is_prefilling, rows),
-            has_unknown_prefill=prefill is not None and bool((prefill == UNKNOWN).any()),
             seq_lens_lower=_read_lower_bounds(seq_lens_lower, query, seq),
             decode_threshold=read_count("decode_threshold", decode_threshold, 1),
             short_extends_as_decodes=bool(short_extends_as_decodes),
@@ -251,7 +250,7 @@ class Batch:
     def is_prefilling(self) -> BoolArray | None:
         """(rows,) bool: vLLM's own flag, as given, else as the lengths tell it (padding rows: False)."""
         if self._is_prefilling is None:
-            target = self.prefill_lens if self._flag_lens is None else self._flag_lens
+            target = self.prefill_lens if self.flag_lens is None else self.flag_lens
             if target is not None:
                 self._is_prefilling = (self.computed_lens < target) & self.query_lens.astype(np.bool_)
         return self._is_prefilling
@@ -263,13 +262,6 @@ class Batch:
             return None
         rows: BoolArray = self.seq_lens_lower != self.seq_lens
         return rows if rows.any() else None
-
-    def longer_than(self, threshold: int) -> BoolArray:
-        """(rows,) bool: `query_len > threshold`."""
-        if self._big is None or self._big_threshold != threshold:
-            self._big = self.query_lens > threshold
-            self._big_threshold = threshold
-        return self._big
 
     def segments(
         self,
@@ -310,9 +302,8 @@ class Batch:
             self.computed_lens[index],
             prefill_lens=picked(self.prefill_lens),
             cached_lens=picked(self.cached_lens),
-            is_prefilling=picked(self._is_prefilling),
-            flag_lens=picked(self._flag_lens),
-            has_unknown_prefill=self._has_unknown_prefill,
+            is_prefilling=picked(self.given_flags),
+            flag_lens=picked(self.flag_lens),
             seq_lens_lower=picked(self.seq_lens_lower),
             decode_threshold=self.decode_threshold,
             short_extends_as_decodes=self.short_extends_as_decodes,

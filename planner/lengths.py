@@ -10,6 +10,7 @@ from .errors import BadInput
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+UInt8Array: TypeAlias = npt.NDArray[np.uint8]
 Lengths: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 
 UNKNOWN = -1  # a length that nobody told: compares as "prefill done" and as "not computed at admission"

@@ -7,12 +7,12 @@ resumed request as a new one with `prefill_token_ids`. Cached rows carry no prom
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, MutableMapping, Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from . import rows as passes
 from .errors import BadInput
 from .lengths import INT32_MAX, UNKNOWN, Int32Array, read_count
 
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 _UNKNOWN_SLOT = 0  # a request whose admission nobody saw, e.g. when the reader starts in a running server
 
 
-class _Admissions:
-    """Lengths of the rows of one step, gathered from the table in row order."""
+class Admissions(NamedTuple):
+    """Lengths of the rows of one step at their latest admission, int32, in row order."""
 
-    __slots__ = ("cached", "flag", "has_unknown", "prefill")
-
-    def __init__(self, prefill: Int32Array, cached: Int32Array, flag: Int32Array | None) -> None:
-        self.prefill = prefill
-        self.cached = cached
-        self.flag = flag  # None where it equals prefill for every row
-        self.has_unknown = bool(np.count_nonzero(prefill < 0))
+    prefill: Int32Array
+    cached: Int32Array
+    flag: Int32Array | None  # what the engine's is_prefilling compares against, None where it is the prefill length
 
 
 class PrefillTable:
@@ -45,13 +41,11 @@ class PrefillTable:
     def __init__(self, *, steps_in_flight: int = 1) -> None:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
-        self._prefill = np.full(256, UNKNOWN, dtype=np.int32)
-        self._cached = np.full(256, UNKNOWN, dtype=np.int32)
-        self._flag = np.full(256, UNKNOWN, dtype=np.int32)
+        self._lengths = np.full((3, 256), UNKNOWN, dtype=np.int32)  # prefill, cached, flag; by slot
         self._used = 1
         self._drafts: deque[dict[str, int]] = deque(maxlen=read_count("steps_in_flight", steps_in_flight, 0))
         self._rows: list[str] | None = None
-        self._admissions: _Admissions | None = None
+        self._admissions: Admissions | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -61,7 +55,7 @@ class PrefillTable:
 
     def __getitem__(self, req_id: str) -> int:
         """Tokens to prefill as of the latest admission of the request."""
-        return int(self._prefill[self._slots[req_id]])
+        return int(self._lengths[0, self._slots[req_id]])
 
     def observe(self, scheduler_output: Any) -> None:
         """Bring the table up to date with one step: drop what finished, admit what is new or resumed."""
@@ -76,7 +70,7 @@ class PrefillTable:
         cached = scheduler_output.scheduled_cached_reqs
         for index in _resumed(cached):
             req_id = cached.req_ids[index]
-            prompt = int(self._flag[self._slots.get(req_id, _UNKNOWN_SLOT)])
+            prompt = int(self._lengths[2, self._slots.get(req_id, _UNKNOWN_SLOT)])
             prefill = _resumed_prefill_len(cached, index, prompt)
             self._admit(req_id, prefill, cached.num_computed_tokens[index], prompt)
 
@@ -86,21 +80,13 @@ class PrefillTable:
         if drafts or self._drafts:
             self._drafts.append({req_id: len(tokens) for req_id, tokens in drafts.items()})
 
-    def admissions(self, rows: list[str]) -> _Admissions:
+    def admissions(self, rows: list[str]) -> Admissions:
         """Lengths of these requests, in this order. Unchanged rows cost one comparison."""
         if self._admissions is None or rows != self._rows:
-            slots = self._slots
-            if len(rows) > 1:
-                try:
-                    picked: Iterable[int] = itemgetter(*rows)(slots)
-                except KeyError:
-                    picked = [slots.get(req_id, _UNKNOWN_SLOT) for req_id in rows]
-            else:
-                picked = [slots.get(req_id, _UNKNOWN_SLOT) for req_id in rows]
-            index = np.fromiter(picked, np.intp, len(rows))
-            prefill, flag = self._prefill.take(index), self._flag.take(index)
-            same = np.count_nonzero(prefill != flag) == 0
-            self._admissions = _Admissions(prefill, self._cached.take(index), None if same else flag)
+            out = np.empty((3, len(rows)), dtype=np.int32)
+            found = passes.active.gather(rows, self._slots, self._lengths, out)
+            prefill, cached, flag = out
+            self._admissions = Admissions(prefill, cached, flag if found & passes.FLAG_DIFFERS else None)
             self._rows = rows
         return self._admissions
 
@@ -116,7 +102,7 @@ class PrefillTable:
         if slot is None:
             slot = self._free.pop() if self._free else self._new_slot()
             self._slots[req_id] = slot
-        self._prefill[slot], self._cached[slot], self._flag[slot] = prefill, cached, flag
+        self._lengths[:, slot] = prefill, cached, flag
         self._admissions = None
         for step in self._drafts:
             step.pop(req_id, None)  # a preemption restarts the count of computed tokens; late drafts no longer move it
@@ -131,11 +117,8 @@ class PrefillTable:
 
     def _new_slot(self) -> int:
         slot, self._used = self._used, self._used + 1
-        if slot == self._prefill.size:
-            more = np.full(slot, UNKNOWN, dtype=np.int32)
-            self._prefill = np.concatenate([self._prefill, more])
-            self._cached = np.concatenate([self._cached, more])
-            self._flag = np.concatenate([self._flag, more])
+        if slot == self._lengths.shape[1]:
+            self._lengths = np.hstack([self._lengths, np.full((3, slot), UNKNOWN, dtype=np.int32)])
         return slot
 
 
@@ -164,12 +147,12 @@ def read_step(
     else:
         admitted = _observe_mapping(table, step, rows)
         rejected = None
-    query, computed = _read_rows(step, rows, ordered=req_ids is None)
-    seq = query + computed
+    block = np.empty((3, len(rows)), dtype=np.int32)
+    total = _read_rows(step, rows, block)
+    query, seq, computed = block
     if rejected is not None:
         # a row with drafts in flight has finished its prefill: it keeps at least one token of context
         lower = np.maximum(seq - rejected, np.minimum(query + 1, seq)).astype(np.int32)
-    total = int(np.add.reduce(query))
     return batch_type(
         query,
         seq,
@@ -180,45 +163,34 @@ def read_step(
         prefill_lens=admitted.prefill,
         cached_lens=admitted.cached,
         flag_lens=admitted.flag,
-        has_unknown_prefill=admitted.has_unknown,
         seq_lens_lower=lower,
         req_ids=rows,
     )
 
 
-def _read_rows(step: Any, rows: list[str], *, ordered: bool) -> tuple[Int32Array, Int32Array]:
-    """Query lengths and computed tokens, int32, in row order."""
-    scheduled, cached, new = step.num_scheduled_tokens, step.scheduled_cached_reqs, step.scheduled_new_reqs
-    count, known = len(rows), len(cached.req_ids)
-    computed: Sequence[int]
-    if rows[:known] == cached.req_ids and [r.req_id for r in new] == rows[known:]:
-        computed = cached.num_computed_tokens
-        if new:
-            computed = [*computed, *(r.num_computed_tokens for r in new)]
-    else:
-        by_request = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        by_request.update((r.req_id, r.num_computed_tokens) for r in new)
-        computed = _pick(by_request, rows, "scheduled_new_reqs or scheduled_cached_reqs")
-    query = scheduled.values() if ordered else _pick(scheduled, rows, "num_scheduled_tokens")
+def _read_rows(step: Any, rows: list[str], block: Int32Array) -> int:
+    """Query, sequence and computed lengths into `block[3, rows]`; returns the sum of the query lengths."""
+    cached, new = step.scheduled_cached_reqs, step.scheduled_new_reqs
+    ids, computed = cached.req_ids, cached.num_computed_tokens
+    if new:
+        ids = [*ids, *(request.req_id for request in new)]
+        computed = [*computed, *(request.num_computed_tokens for request in new)]
     try:
-        query_lens = np.fromiter(query, np.int32, count)
-        computed_lens = np.fromiter(computed, np.int32, count)
-    except OverflowError as error:
-        raise BadInput(f"num_scheduled_tokens: expected counts <= {INT32_MAX}") from error
-    if count and np.bitwise_or.reduce(query_lens | computed_lens) < 0:
-        index = int(((query_lens | computed_lens) < 0).argmax())
-        raise BadInput(
-            f"num_scheduled_tokens[{rows[index]!r}]: expected tokens and computed tokens >= 0, "
-            f"got {query_lens[index]} and {computed_lens[index]}"
-        )
-    return query_lens, computed_lens
-
-
-def _pick(mapping: Any, rows: list[str], name: str) -> Sequence[int]:
-    try:
-        return itemgetter(*rows)(mapping) if len(rows) > 1 else [mapping[row] for row in rows]
+        total = passes.active.read_rows(rows, step.num_scheduled_tokens, ids, computed, block)
+        if total == passes.MISALIGNED:
+            by_request = dict(zip(ids, computed, strict=True))
+            total = passes.active.read_rows(rows, step.num_scheduled_tokens, None, by_request, block)
     except KeyError as error:
-        raise BadInput(f"{name}: expected request {error.args[0]!r} of num_scheduled_tokens, found none") from error
+        raise BadInput(
+            f"num_scheduled_tokens: expected each request among the new or the cached ones, not so {error.args[0]!r}"
+        ) from error
+    if total < 0:
+        row = rows[-2 - total]
+        raise BadInput(
+            f"num_scheduled_tokens[{row!r}]: expected tokens and computed tokens >= 0 with a sum <= {INT32_MAX}, "
+            f"got {step.num_scheduled_tokens[row]} and {dict(zip(ids, computed, strict=True))[row]}"
+        )
+    return total
 
 
 def _prompt_len(new: Any) -> int:
@@ -245,7 +217,7 @@ def _resumed_prefill_len(cached: Any, index: int, prompt: int) -> int:
     return UNKNOWN if prompt < 0 else prompt + int(cached.num_output_tokens[index])
 
 
-def _observe_mapping(table: MutableMapping[str, int], step: Any, rows: list[str]) -> _Admissions:
+def _observe_mapping(table: MutableMapping[str, int], step: Any, rows: list[str]) -> Admissions:
     """The table as a plain mapping of prefill lengths: no memory of prefix hits, nor of prompts after a resume."""
     for req_id in step.finished_req_ids:
         table.pop(req_id, None)
@@ -260,4 +232,4 @@ def _observe_mapping(table: MutableMapping[str, int], step: Any, rows: list[str]
         table[req_id] = _resumed_prefill_len(cached, index, table.get(req_id, UNKNOWN))
         cached_lens[req_id] = cached.num_computed_tokens[index]
     prefill = np.array([table.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32)
-    return _Admissions(prefill, np.array([cached_lens.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32), None)
+    return Admissions(prefill, np.array([cached_lens.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32), None)

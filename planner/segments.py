@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
+from . import rows as passes
 from .errors import BadInput
-from .lengths import BoolArray
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -43,78 +41,47 @@ def cut(
     padding_cuts: bool = False,
 ) -> list[Segment]:
     """See `Batch.segments`. The last segment's tokens end at `num_tokens`: graph padding rides there."""
-    rows = len(batch)
+    rows = batch.query_lens.size
     if split == "three":
-        if rows == 0:
-            return []
-        return _cut_three(batch, threshold)
+        return _three(batch, threshold) if rows else []
     if split == "two":
         if query_lens not in ("single", "uniform", "varlen"):
             raise BadInput(f"query_lens: expected single, uniform or varlen, got {query_lens!r}")
-        if rows == 0:
-            return []
-        uniform = query_lens != "varlen"
+        flags = None
+        if not short_extends_as_decodes and (flags := batch.is_prefilling) is None:
+            raise BadInput("short_extends_as_decodes: false needs prefill_lens or is_prefilling; got neither")
         threshold = 1 if query_lens == "single" else threshold
-        return _two(batch, _first_prefill(batch, threshold, uniform, short_extends_as_decodes, padding_cuts))
+        uniform = query_lens != "varlen"
+        first, token = passes.active.cut_two(
+            batch.query_lens, flags, threshold, uniform, short_extends_as_decodes, padding_cuts
+        )
+        return _two(rows, batch.num_tokens, first, token) if rows else []
     if split == "none":
         return [Segment("all", (0, rows), (0, batch.num_tokens))] if rows else []
     raise BadInput(f"split: expected none, two or three, got {split!r}")
 
 
-def _cut_three(batch: Batch, threshold: int) -> list[Segment]:
+def _three(batch: Batch, threshold: int) -> list[Segment]:
     rows, end = batch.query_lens.size, batch.num_tokens
-    if batch.max_query_len <= threshold:
+    # seq_len == query_len, upstream's test for a row without context, is the same as no computed tokens
+    extend, prefill, extend_token, prefill_token = passes.active.cut_three(
+        batch.query_lens, batch.computed_lens, threshold
+    )
+    if extend == rows:
         return [Segment("decode", (0, rows), (0, end))]
-    big = batch.longer_than(threshold)
-    decodes = int(big.argmax())
-    # a row longer than the threshold that has no context, i.e. seq_len == query_len
-    fresh = big > batch.computed_lens.astype(np.bool_)
-    prefill = int(fresh.argmax())
-    if not fresh[prefill]:
-        prefill = rows
-    starts = batch.query_start_loc
-    out: list[Segment] = []
-    token = int(starts[decodes])
-    if decodes:
-        out.append(Segment("decode", (0, decodes), (0, token)))
-    if decodes < prefill:
-        stop = int(starts[prefill]) if prefill < rows else end
-        out.append(Segment("extend", (decodes, prefill), (token, stop)))
-        token = stop
+    out = [Segment("decode", (0, extend), (0, extend_token))] if extend else []
+    if prefill == rows:
+        prefill_token = end
+    if extend < prefill:
+        out.append(Segment("extend", (extend, prefill), (extend_token, prefill_token)))
     if prefill < rows:
-        out.append(Segment("prefill", (prefill, rows), (token, end)))
+        out.append(Segment("prefill", (prefill, rows), (prefill_token, end)))
     return out
 
 
-def _two(batch: Batch, cut_at: int) -> list[Segment]:
-    rows, end = batch.query_lens.size, batch.num_tokens
-    if cut_at == rows:
+def _two(rows: int, end: int, first: int, token: int) -> list[Segment]:
+    if first == rows:
         return [Segment("decode", (0, rows), (0, end))]
-    if cut_at == 0:
+    if first == 0:
         return [Segment("prefill", (0, rows), (0, end))]
-    token = int(batch.query_start_loc[cut_at])
-    return [Segment("decode", (0, cut_at), (0, token)), Segment("prefill", (cut_at, rows), (token, end))]
-
-
-def _first_prefill(batch: Batch, threshold: int, uniform: bool, short_extends: bool, padding_cuts: bool) -> int:
-    """Index of the first row of the prefill segment, `len(batch)` if all rows are decodes."""
-    rows = len(batch)
-    if short_extends and batch.max_query_len <= threshold and (not uniform or threshold <= 1):
-        return rows
-    first = int(batch.query_lens[0])
-    if first > threshold:
-        return 0
-    is_prefill: BoolArray
-    if uniform:
-        is_prefill = batch.query_lens != first
-        if short_extends or not padding_cuts:
-            is_prefill &= batch.query_lens.astype(np.bool_)
-    else:
-        is_prefill = batch.longer_than(threshold)
-    if not short_extends:
-        flags = batch.is_prefilling
-        if flags is None:
-            raise BadInput("short_extends_as_decodes: false needs prefill_lens or is_prefilling; got neither")
-        is_prefill = is_prefill | flags
-    index = int(is_prefill.argmax())
-    return index if is_prefill[index] else rows
+    return [Segment("decode", (0, first), (0, token)), Segment("prefill", (first, rows), (token, end))]

@@ -1,0 +1,116 @@
+"""Batches from plain lengths: what is accepted, what is refused and in which words."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from syncfree.planner import BadInput, Batch
+
+REFUSED = [
+    ({"query_lens": [1, 1, 1, 40], "seq_lens": [9, 9, 9, 12]}, "seq_lens[3]: expected >= query_lens[3] = 40, got 12"),
+    ({"query_lens": [-1], "seq_lens": [3]}, "query_lens[0]: expected >= 0, got -1"),
+    ({"query_lens": np.array([4, -2]), "seq_lens": [5, 5]}, "query_lens[1]: expected >= 0, got -2"),
+    ({"query_lens": [1], "seq_lens": [2**31]}, "seq_lens[0]: expected <= 2147483647, got 2147483648"),
+    ({"query_lens": [1], "seq_lens": np.array([2**40])}, "seq_lens[0]: expected <= 2147483647, got 1099511627776"),
+    ({"query_lens": [1], "seq_lens": [10**30]}, "seq_lens[0]: expected <= 2147483647, got " + "1" + "0" * 30),
+    (
+        {"query_lens": [2**30] * 3, "seq_lens": [2**30] * 3},
+        "query_lens: expected a sum <= 2147483647, got 3221225472",
+    ),
+    ({"query_lens": [1, 2], "seq_lens": [3]}, "seq_lens: expected 2 elements, one for each of query_lens, got 1"),
+    ({"query_lens": [float("nan")], "seq_lens": [3]}, "query_lens[0]: expected an integer, got nan"),
+    ({"query_lens": [1, 2.0], "seq_lens": [3, 3]}, "query_lens[1]: expected an integer, got 2.0"),
+    ({"query_lens": np.array([np.nan]), "seq_lens": [3]}, "query_lens[0]: expected an integer, got"),
+    ({"query_lens": [True], "seq_lens": [3]}, "query_lens[0]: expected an integer, got True"),
+    ({"query_lens": ["1"], "seq_lens": [3]}, "query_lens[0]: expected an integer, got '1'"),
+    ({"query_lens": [[1]], "seq_lens": [3]}, "query_lens[0]: expected an integer, got [1]"),
+    ({"query_lens": np.ones((1, 1), dtype=int), "seq_lens": [3]}, "query_lens: expected one dimension, got 2"),
+    ({"query_lens": 7, "seq_lens": [3]}, "query_lens: expected one dimension, got 0"),
+    ({"query_lens": None, "seq_lens": [3]}, "query_lens: expected one dimension, got 0"),
+    ({"query_lens": [1], "seq_lens": [3], "num_tokens": 0}, "num_tokens: expected >= the sum of query_lens = 1, got 0"),
+    ({"query_lens": [1], "seq_lens": [3], "decode_threshold": 0}, "decode_threshold: expected 1 to 2147483647, got 0"),
+    ({"query_lens": [1], "seq_lens": [3], "decode_threshold": 1.5}, "decode_threshold: expected an integer, got 1.5"),
+    ({"query_lens": [1], "seq_lens": [3], "prefill_lens": [-3]}, "prefill_lens[0]: expected >= 0, got -3"),
+    ({"query_lens": [1], "seq_lens": [3], "cached_lens": [1, 2]}, "cached_lens: expected 1 elements"),
+    ({"query_lens": [1], "seq_lens": [3], "is_prefilling": [2]}, "is_prefilling[0]: expected true or false, got"),
+    ({"query_lens": [1], "seq_lens": [3], "is_prefilling": [None]}, "is_prefilling[0]: expected true or false, got"),
+    ({"query_lens": [1], "seq_lens": [3], "is_prefilling": []}, "is_prefilling: expected 1 elements"),
+    (
+        {"query_lens": [1], "seq_lens": [3], "seq_lens_lower": [4]},
+        "seq_lens_lower[0]: expected <= seq_lens[0] = 3, got 4",
+    ),
+    (
+        {"query_lens": [2], "seq_lens": [3], "seq_lens_lower": [1]},
+        "seq_lens_lower[0]: expected >= query_lens[0] = 2, got 1",
+    ),
+    (
+        {"query_lens": [1], "seq_lens": [3], "short_extends_as_decodes": False},
+        "short_extends_as_decodes: false needs prefill_lens or is_prefilling",
+    ),
+    (
+        {"query_lens": [1], "seq_lens": [3], "short_extends_as_decodes": "no"},
+        "short_extends_as_decodes: expected true or false, got 'no'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_bad_lengths_are_refused_with_the_element(arguments, text):
+    with pytest.raises(BadInput) as caught:
+        Batch.from_lengths(**arguments)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_relations_of_prefill_and_cached_lengths_are_not_checked():
+    Batch.from_lengths([1], [3], prefill_lens=[1000], cached_lens=[2000])
+
+
+def test_arrays_are_int32_read_only_copies():
+    given = np.array([1, 2], dtype=np.int64)
+    batch = Batch.from_lengths(given, [3, 4])
+    given[0] = 7
+    assert batch.query_lens.tolist() == [1, 2]
+    assert batch.query_lens.dtype == np.int32
+    assert batch.computed_lens.tolist() == [2, 2]
+    assert batch.query_start_loc.tolist() == [0, 1, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        batch.query_lens[0] = 3
+
+
+def test_sizes_and_padding():
+    batch = Batch.from_lengths([4, 0, 2], [4, 0, 9], num_tokens=16)
+    assert (len(batch), batch.num_tokens, batch.max_query_len, batch.max_seq_len) == (3, 16, 4, 9)
+    assert Batch.from_lengths([4, 2], [4, 9]).num_tokens == 6
+
+
+def test_bounds_make_rows_inexact_only_where_they_differ():
+    assert Batch.from_lengths([1, 1], [5, 9]).inexact is None
+    assert Batch.from_lengths([1, 1], [5, 9], seq_lens_lower=[5, 9]).inexact is None
+    assert Batch.from_lengths([1, 1], [5, 9], seq_lens_lower=[5, 8]).inexact.tolist() == [False, True]
+
+
+def test_taking_rows_in_another_order_takes_everything_along():
+    batch = Batch.from_lengths(
+        [1, 5], [9, 5], prefill_lens=[4, 5], cached_lens=[0, 0], is_prefilling=[False, True], seq_lens_lower=[8, 5]
+    )
+    turned = batch.take([1, 0])
+    assert turned.query_lens.tolist() == [5, 1]
+    assert turned.prefill_lens.tolist() == [5, 4]
+    assert turned.is_prefilling.tolist() == [True, False]
+    assert turned.seq_lens_lower.tolist() == [5, 8]
+    assert turned.num_tokens == batch.num_tokens
+    with pytest.raises(BadInput, match="order: expected each of 0 to 1 once"):
+        batch.take([0, 0])
+
+
+def test_importing_the_planner_brings_in_neither_torch_nor_scipy():
+    code = (
+        "import sys; import syncfree.planner; "
+        "heavy = {m.partition('.')[0] for m in sys.modules} & {'torch', 'scipy', 'vllm', 'rich', 'typer', 'zmq'}; "
+        "sys.exit(str(sorted(heavy)) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
