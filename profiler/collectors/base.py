@@ -48,7 +48,11 @@ class Counters(msgspec.Struct, kw_only=True, gc=False):
 
 @runtime_checkable
 class Collector(Protocol):
-    """One way of seeing device calls. `start` raises `Unreachable` with a reason where it cannot work here."""
+    """One way of seeing device calls. `start` raises `Unreachable` with a reason where it cannot work here.
+
+    A collector that must be started and stopped by the thread that steps says `thread_bound = True`; others are started
+    by whichever thread asks (the agent's, in a server).
+    """
 
     name: str
     sees: frozenset[str]  # subset of GROUPS
