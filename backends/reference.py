@@ -11,8 +11,9 @@ integer tensors on the device of `q`. A log-sum-exp is natural, [T, H], in the d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -119,3 +120,103 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     base = torch.where(lse == float("-inf"), 0.0, lse)
     out = out_a * torch.exp(lse_a - base)[..., None] + out_b * torch.exp(lse_b - base)[..., None]
     return out, lse
+
+
+# ------------------------------------------------------------------- MLA decode
+
+
+class Works(Protocol):
+    """The five index buffers of the persistent MLA decode kernel; `planner.schedules.WorkSchedule` is one.
+
+    The sixth, `work_metadata_ptrs`, holds the addresses of the first two and says nothing else.
+    """
+
+    @property
+    def work_indptr(self) -> Any: ...
+    @property
+    def work_info(self) -> Any: ...
+    @property
+    def reduce_indptr(self) -> Any: ...
+    @property
+    def reduce_final_map(self) -> Any: ...
+    @property
+    def reduce_partial_map(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """Cached latents of MLA: token `i` of a request is `pages[page_list[kv_start + i]]`.
+
+    `pages` [P, D], keys are all D columns and values the first `latent_size`; `page_list` [sum of KV lengths].
+    """
+
+    pages: Tensor
+    page_list: Tensor
+    latent_size: int
+
+    def keys(self, start: int, stop: int) -> Tensor:
+        return self.pages[self.page_list[start:stop]]
+
+
+def mla_decode(
+    q: Tensor,
+    cache: LatentCache,
+    qo_indptr: Sequence[int],
+    works: Works,
+    *,
+    scale: float,
+    fold: int = 1,
+    is_causal: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Run the work items and the reduce lists of a schedule, one after the other.
+
+    `q` [T, H, D]; `qo_indptr` [B + 1] query tokens of the requests. With `fold` R the kernel sees T * R rows of H / R
+    heads: row `t * R + g` is head group `g` of token `t`; request `b` is folded requests `b * R` to `b * R + R - 1`.
+    Returns (out [T, H, latent_size], lse [T, H]). Rows that no work item covers (aiter's parallel planner leaves
+    requests without KV out) are nan. A row that sees no KV is 0, its lse -inf.
+    """
+    tokens, heads, size = q.shape
+    rows = q.reshape(tokens * fold, heads // fold, size)
+    out = q.new_full((*rows.shape[:2], cache.latent_size), float("nan"))
+    lse = q.new_full(rows.shape[:2], float("nan"))
+    items = torch.as_tensor(works.work_info).tolist()[: int(works.work_indptr[-1])]
+    pool_rows = max((item[1] + item[3] - item[2] for item in items if item[1] >= 0), default=0)
+    pool_out, pool_lse = torch.full_like(out[:1], float("nan")).repeat(pool_rows, 1, 1), lse[:1].repeat(pool_rows, 1)
+    for item in items:
+        _, partial, first, stop = item[:4]
+        part = _run_item(rows[first:stop], cache, qo_indptr, item, scale, fold, is_causal)
+        place = slice(first, stop) if partial < 0 else slice(partial, partial + stop - first)
+        target = (out, lse) if partial < 0 else (pool_out, pool_lse)
+        target[0][place], target[1][place] = part
+    _reduce(works, pool_out, pool_lse, out, lse)
+    return out.reshape(tokens, heads, -1), lse.reshape(tokens, heads)
+
+
+def _run_item(
+    q: Tensor, cache: LatentCache, qo_indptr: Sequence[int], item: list[int], scale: float, fold: int, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    request, _, first, stop, kv_start, kv_stop, behind, _ = item
+    k = cache.keys(kv_start, max(kv_start, kv_stop))  # shorter than its query, a request can give kv_stop < kv_start
+    kv = torch.arange(kv_start, kv_start + len(k), device=q.device)
+    last_visible = torch.full((stop - first,), kv_stop + behind, device=q.device)
+    if is_causal:
+        token = torch.arange(first, stop, device=q.device) // fold
+        last_visible -= int(qo_indptr[request // fold + 1]) - 1 - token
+    visible = kv[None] < last_visible[:, None]
+    # All rows of an item share its KV: one "row" of the padded form, with a single KV head.
+    out, lse = masked_attention(q[None], k[None, :, None], k[None, :, None, : cache.latent_size], visible[None], scale)
+    return out[0], lse[0]
+
+
+def _reduce(works: Works, pool_out: Tensor, pool_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+    starts = torch.as_tensor(works.reduce_indptr).tolist()
+    for group, (first, stop) in enumerate(torch.as_tensor(works.reduce_final_map).tolist()):
+        partials = works.reduce_partial_map[starts[group] : starts[group + 1]]
+        if len(partials) == 0:
+            continue
+        merged: tuple[Tensor, Tensor] | None = None
+        for partial in map(int, partials):
+            part = pool_out[partial : partial + stop - first], pool_lse[partial : partial + stop - first]
+            merged = part if merged is None else merge_states(*merged, *part)
+        assert merged is not None
+        out[first:stop], lse[first:stop] = merged

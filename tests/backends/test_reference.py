@@ -1,0 +1,242 @@
+"""Reference attention against softmax written out per query, and over the golden MLA decode schedules."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from syncfree.backends.reference import (
+    LatentCache,
+    causal_attention,
+    decode_attention,
+    extend_attention,
+    merge_states,
+    mla_decode,
+    pad_rows,
+)
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "mla_decode.jsonl.gz"
+HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4
+SCALE = SIZE**-0.5
+F64 = torch.float64
+
+
+def softmax_over(q, k, v, scale):
+    """One query [D] over keys [L, D] and values [L, E]: out [E] and log-sum-exp, in plain Python sums."""
+    if len(k) == 0:
+        return torch.zeros(v.shape[-1], dtype=q.dtype), float("-inf")
+    scores = [float(q @ key) * scale for key in k]
+    top = max(scores)
+    weights = [math.exp(score - top) for score in scores]
+    total = sum(weights)
+    return torch.stack([w / total * value for w, value in zip(weights, v, strict=True)]).sum(0), top + math.log(total)
+
+
+def paged_case(query_lens, seq_lens, seed=0):
+    """Random caches and queries; `k[r]`, `v[r]` [seq_len, KV_HEADS, SIZE] of each row, scattered into blocks."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape):
+        return torch.randn(*shape, generator=generator, dtype=F64)
+
+    widths = [-(-n // BLOCK) for n in seq_lens]
+    free = torch.randperm(sum(widths) + 3, generator=generator).tolist()
+    caches = rand(2, len(free), BLOCK, KV_HEADS, SIZE)
+    table = torch.zeros(len(seq_lens), max(max(widths), 1), dtype=torch.int32)
+    keys, values = [], []
+    for row, (length, width) in enumerate(zip(seq_lens, widths, strict=True)):
+        table[row, :width] = torch.tensor([free.pop() for _ in range(width)], dtype=torch.int32)
+        blocks = table[row, :width].tolist()
+        keys.append(torch.cat([caches[0, b] for b in blocks] or [caches[0, 0, :0]])[:length])
+        values.append(torch.cat([caches[1, b] for b in blocks] or [caches[1, 0, :0]])[:length])
+    starts = torch.tensor(np.concatenate(([0], np.cumsum(query_lens))), dtype=torch.int32)
+    return SimpleNamespace(
+        q=rand(sum(query_lens), HEADS, SIZE),
+        k_cache=caches[0],
+        v_cache=caches[1],
+        table=table,
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        starts=starts,
+        keys=keys,
+        values=values,
+    )
+
+
+def expected(case, query_lens, seq_lens):
+    outs, lses = [], []
+    for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        for i in range(query_len):
+            token, visible = int(case.starts[row]) + i, seq_len - query_len + i + 1
+            pairs = [
+                softmax_over(
+                    case.q[token, head],
+                    case.keys[row][:visible, head * KV_HEADS // HEADS],
+                    case.values[row][:visible, head * KV_HEADS // HEADS],
+                    SCALE,
+                )
+                for head in range(HEADS)
+            ]
+            outs.append(torch.stack([out for out, _ in pairs]))
+            lses.append(torch.tensor([lse for _, lse in pairs], dtype=F64))
+    return torch.stack(outs), torch.stack(lses)
+
+
+def assert_same(got, wanted):
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("seq_lens", [[1], [9, 4, 1, 17], [5, 0, 8]])
+def test_decode_sees_its_cached_tokens_and_no_others(seq_lens):
+    ones = [1] * len(seq_lens)
+    case = paged_case(ones, seq_lens)
+    got = decode_attention(case.q, case.k_cache, case.v_cache, case.table, case.seq_lens, max(seq_lens), SCALE)
+    assert_same(got, expected(case, ones, seq_lens))
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "seq_lens"), [([3], [3]), ([1, 5, 2], [9, 11, 2]), ([4, 0, 3], [4, 7, 19]), ([7, 1], [30, 30])]
+)
+def test_extend_is_causal_over_context_and_itself(query_lens, seq_lens):
+    case = paged_case(query_lens, seq_lens)
+    padding = pad_rows(case.starts, max(query_lens), 0, sum(query_lens))
+    got = extend_attention(case.q, case.k_cache, case.v_cache, case.table, case.seq_lens, padding, max(seq_lens), SCALE)
+    assert_same(got, expected(case, query_lens, seq_lens))
+
+
+def test_causal_prefill_reads_fresh_tokens_of_its_own_segment_only():
+    query_lens = [2, 6, 1, 4]
+    case = paged_case(query_lens, query_lens)
+    k, v = torch.cat(case.keys), torch.cat(case.values)
+    padding = pad_rows(case.starts[1:], 6, 2, 11)
+    got = causal_attention(case.q, k, v, padding, SCALE)
+    outs, lses = expected(case, query_lens, query_lens)
+    assert_same(got, (outs[2:], lses[2:]))
+
+
+def test_parts_of_the_context_merge_into_the_whole():
+    case = paged_case([1] * 3, [20, 13, 20])
+    k, v = case.k_cache.flatten(0, 1), case.v_cache.flatten(0, 1)
+
+    def part(first, last):
+        slots = torch.arange(first, last)
+        return decode_attention(
+            case.q,
+            k[:, None],
+            v[:, None],
+            slots[None].expand(3, -1),
+            torch.full((3,), last - first),
+            last - first,
+            SCALE,
+        )
+
+    merged = merge_states(*merge_states(*part(0, 7), *part(7, 8)), *part(8, 20))
+    assert_same(merged, part(0, 20))
+
+
+def test_merging_with_nothing_changes_nothing():
+    out, lse = torch.randn(3, HEADS, SIZE, dtype=F64), torch.randn(3, HEADS, dtype=F64)
+    nothing = torch.zeros_like(out), torch.full_like(lse, float("-inf"))
+    assert_same(merge_states(out, lse, *nothing), (out, lse))
+    assert_same(merge_states(*nothing, *nothing), nothing)
+
+
+def test_padding_tokens_behind_the_last_row_are_harmless():
+    case = paged_case([3, 2], [8, 5])
+    q = torch.cat((case.q, torch.full((4, HEADS, SIZE), 7.0, dtype=F64)))
+    padding = pad_rows(case.starts, 3, 0, 9)
+    out, _ = extend_attention(q, case.k_cache, case.v_cache, case.table, case.seq_lens, padding, 8, SCALE)
+    assert_same([out[:5]], [expected(case, [3, 2], [8, 5])[0]])
+
+
+# ------------------------------------------------------------------ MLA decode
+
+
+def golden_cases(most_work):
+    """Golden records of moderate size: scores (query row, head, KV token) to compute, and work items."""
+    with gzip.open(GOLDEN, "rt") as lines:
+        for line in lines:
+            record = json.loads(line)
+            qo, kv = record["seqlens_qo_indptr"], record["seqlens_kv_indptr"]
+            scores = qo[-1] * record["num_heads_per_head_k"] * kv[-1] // (len(kv) - 1)
+            if scores <= most_work and record["num_works"] <= 300:
+                yield record
+
+
+def buffers_of(record):
+    tiles = len(record["reduce_indptr"]) - 1
+    final_map = np.full((tiles, 2), -1, dtype=np.int32)
+    for row, first, stop in record["reduce_final_map_rows"]:
+        final_map[row] = first, stop
+    return SimpleNamespace(
+        work_indptr=record["work_indptr"],
+        work_info=np.array(record["work_info"], dtype=np.int32).reshape(8, -1).T,
+        reduce_indptr=record["reduce_indptr"],
+        reduce_final_map=final_map,
+        reduce_partial_map=record["reduce_partial_map"],
+    )
+
+
+def fold_of(record, works):
+    """Folded requests per request, from the work items themselves: they cover every folded request's rows."""
+    tokens = record["seqlens_qo_indptr"][-1]
+    return max(1, round(int(works.work_info[:, 3].max(initial=0)) / tokens)) if tokens else 1
+
+
+def latent_case(record, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    qo, kv = record["seqlens_qo_indptr"], record["seqlens_kv_indptr"]
+    heads = record["num_heads_per_head_k"]
+    pages = torch.randn(kv[-1] + 5, 12, generator=generator, dtype=F64)
+    page_list = torch.randperm(kv[-1] + 5, generator=generator)[: kv[-1]]
+    return torch.randn(qo[-1], heads, 12, generator=generator, dtype=F64), LatentCache(pages, page_list, 8)
+
+
+def dense_mla(q, cache, qo, kv, scale, is_causal):
+    out = torch.zeros(*q.shape[:2], cache.latent_size, dtype=q.dtype)
+    for request in range(len(kv) - 1):
+        k = cache.pages[cache.page_list[kv[request] : kv[request + 1]]]
+        for token in range(qo[request], qo[request + 1]):
+            seen = max(0, len(k) - (qo[request + 1] - 1 - token)) if is_causal else len(k)
+            out[token] = (q[token] @ k[:seen].T * scale).softmax(-1) @ k[:seen, : cache.latent_size]
+    return out
+
+
+def test_mla_decode_by_the_golden_schedules_equals_dense_attention():
+    checked = folded = split = 0
+    for record in golden_cases(most_work=2_000_000):
+        works = buffers_of(record)
+        fold = fold_of(record, works)
+        q, cache = latent_case(record)
+        qo, kv = record["seqlens_qo_indptr"], record["seqlens_kv_indptr"]
+        out, lse = mla_decode(q, cache, qo, works, scale=0.3, fold=fold, is_causal=record["is_causal"])
+        wanted = dense_mla(q, cache, qo, kv, 0.3, record["is_causal"])
+        left_out = out.isnan().any(-1)
+        empty = torch.tensor(np.repeat(np.diff(kv) == 0, np.diff(qo)))
+        assert not (left_out.any(-1) & ~empty).any(), record["id"]
+        torch.testing.assert_close(out[~left_out], wanted[~left_out], rtol=1e-10, atol=1e-12, msg=record["id"])
+        assert (lse[~left_out] == float("-inf")).any() == (wanted[~left_out] == 0).all(-1).any(), record["id"]
+        checked, folded, split = checked + 1, folded + (fold > 1), split + (record["num_partials"] > 0)
+    assert checked > 150
+    assert folded > 20
+    assert split > 60
+
+
+@pytest.mark.parametrize("column", [1, 2, 3, 4, 5, 6])
+def test_a_wrong_work_item_gives_a_wrong_answer(column):
+    # Otherwise the test above would pass for schedules that nobody reads.
+    record = next(
+        r for r in golden_cases(1_000_000) if r["num_partials"] > 4 and r["max_seqlen_qo"] > 1 and r["is_causal"]
+    )
+    works = buffers_of(record)
+    q, cache = latent_case(record)
+    qo, kv = record["seqlens_qo_indptr"], record["seqlens_kv_indptr"]
+    # column 6 only matters near the causal diagonal, where a piece ends with its request
+    candidates = np.flatnonzero((works.work_info[:, 1] >= 0) & ((column != 6) | (works.work_info[:, 6] == 0)))
+    works.work_info[candidates[0], column] += 1 if column != 3 else -1
+    out, _ = mla_decode(q, cache, qo, works, scale=0.3, fold=fold_of(record, works))
+    assert not torch.allclose(out, dense_mla(q, cache, qo, kv, 0.3, True), rtol=1e-6)
