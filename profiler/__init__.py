@@ -5,25 +5,35 @@
             with p.phase("build"): ...
     print(p.report.steps[0].syncs.total)
 
-Importing this package loads no torch; collectors load what they need when they start.
+Importing this package loads nothing: the pytest plugin lies in it and is loaded by everybody's pytest. Names load what
+they need when they are used, torch only where a collector starts.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .report import Report, report_schema
-from .session import Profiler
-
 if TYPE_CHECKING:
+    from .assertions import assert_sync_free
+    from .report import Report, report_schema
+    from .session import Profiler
     from .simulated import simulated_device
 
-__all__ = ["Profiler", "Report", "report_schema", "simulated_device"]
+__all__ = ["Profiler", "Report", "assert_sync_free", "report_schema", "simulated_device"]
+
+_HOME = {
+    "Profiler": "session",
+    "Report": "report",
+    "assert_sync_free": "assertions",
+    "report_schema": "report",
+    "simulated_device": "simulated",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "simulated_device":
-        from .simulated import simulated_device
-
-        return simulated_device
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

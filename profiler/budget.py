@@ -208,22 +208,26 @@ def _allow(entry: Any, where: str) -> Allow:
     for key in ("site", "reason"):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             raise BadInput(f"{where}.{key}: expected a text, got {_kind(entry.get(key))}")
-    site = entry["site"].strip()
-    file, colon, function = site.rpartition(":")
-    if not colon or not file or not function:
-        raise BadInput(f"{where}.site: expected file.py:function, got {site!r}")
-    if function.isdigit():
-        raise BadInput(f"{where}.site: expected file.py:function (lines move), got line {function}")
     kind = entry.get("kind")
     if kind is not None and kind not in (*SYNC_KINDS, "maybe"):
         raise BadInput(f"{where}.kind: expected one of {', '.join(SYNC_KINDS)}, maybe; got {kind!r}")
     return Allow(
-        site=site,
+        site=parse_site(entry["site"], f"{where}.site"),
         reason=entry["reason"].strip(),
         until=_day(entry.get("until"), f"{where}.until"),
         kind=kind,
         where=where,
     )
+
+
+def parse_site(text: str, where: str) -> str:
+    """A site of an allow-list, stripped. Raises `BadInput` unless it is file.py:function."""
+    file, _, function = text.strip().rpartition(":")
+    if not file or not function:
+        raise BadInput(f"{where}: expected file.py:function, got {text.strip()!r}")
+    if function.isdigit():
+        raise BadInput(f"{where}: expected file.py:function (lines move), got line {function}")
+    return text.strip()
 
 
 def _day(value: Any, where: str) -> date | None:
