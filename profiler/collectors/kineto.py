@@ -27,7 +27,7 @@ class KinetoCollector:
     """
 
     name = "kineto"
-    thread_bound = True  # torch.profiler sees the host calls of the thread that started it, and only that one may stop it
+    thread_bound = True  # torch.profiler sees the host calls of the thread that started it; only that one may stop it
     sees = frozenset({"syncs", "maybe", "copies", "bytes", "launches", "captured", "blocked", "kernels"})
     blind = "its own cost: about 1.7x on an eager step; calls made before recording began; polling loops"
 
