@@ -235,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away: nothing is left to say, and nobody to say it to
         code = 0
-    except Exception as error:  # noqa: BLE001 - the last line of defence: one line for people, the rest with --debug
+    except Exception as error:
         if debug:
             raise
         print(f"syncfree: internal error: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
