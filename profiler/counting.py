@@ -3,6 +3,9 @@
 A copy and its wait are one: a copy pairs with a stream or event wait that is the next launch, copy, memset or sync
 call of the same thread. A blocking copy or memset counts by itself. An explicit wait counts 1 even if it returned at
 once. Queries, device-side waits and backpressure count 0; allocations and frees are `maybe`.
+
+Where both stacks are known and blame different lines, the copy was asked for without waiting and the program waits
+later on its own account: still one sync, but it is the wait's, of the wait's kind and at the wait's line.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from . import sites
 from .apis import base_name
 from .calls import Call, Direction, Role, Wait
 
@@ -61,6 +65,13 @@ def _copy_kind(call: Call) -> str:
     return "copy" if call.direction is None else _COPY_KIND[call.direction]
 
 
+def _waits_elsewhere(copy: Call, wait: Call) -> bool:
+    """Whether an asynchronous copy is waited for on another source line than the one that asked for it."""
+    if copy.blocking or not copy.stack or not wait.stack or copy.stack is wait.stack:
+        return False
+    return sites.blamed(copy.stack) != sites.blamed(wait.stack)
+
+
 def count_syncs(calls: Iterable[Call]) -> list[Sync]:
     """The syncs among `calls` (any threads, any order between threads, time order within one), in time order."""
     found: list[Sync] = []
@@ -73,7 +84,7 @@ def count_syncs(calls: Iterable[Call]) -> list[Sync]:
             continue
         copy = pending.pop(call.thread, None)
         if role is Role.SYNC:
-            if copy is not None and call.wait in (Wait.STREAM, Wait.EVENT):
+            if copy is not None and call.wait in (Wait.STREAM, Wait.EVENT) and not _waits_elsewhere(copy, call):
                 found.append(Sync(_copy_kind(copy), copy, _blocked(copy, call)))
                 continue
             found.append(Sync((call.wait or Wait.DEVICE).value, call, _blocked(call)))

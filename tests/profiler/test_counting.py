@@ -2,7 +2,7 @@
 
 import pytest
 from syncfree.profiler.apis import lookup
-from syncfree.profiler.calls import Call, Direction, Role
+from syncfree.profiler.calls import Call, Direction, Frame, Role
 from syncfree.profiler.counting import count_syncs, mark_captured
 
 D2H, H2D, D2D = Direction.D2H, Direction.H2D, Direction.D2D
@@ -99,3 +99,15 @@ def test_only_what_lies_between_begin_and_end_capture_of_its_thread_is_captured(
         (25, False),
         (45, False),
     ]
+
+
+@pytest.mark.parametrize(("wait", "kind"), [("cudaEventSynchronize", "event"), ("cudaStreamSynchronize", "stream")])
+def test_an_asynchronous_copy_waited_for_on_another_line_is_one_sync_of_the_wait(wait, kind):
+    made = calls(("cudaMemcpyAsync", D2H), "cudaEventRecord", wait)
+    made[0].stack = (Frame("engine.py", 10, "fetch"),)
+    made[2].stack = (Frame("engine.py", 12, "fetch"),)
+    [sync] = count_syncs(made)
+    assert (sync.kind, sync.call) == (kind, made[2])
+    made[2].stack = (Frame("engine.py", 10, "fetch"),)
+    [sync] = count_syncs(made)
+    assert (sync.kind, sync.call) == ("d2h", made[0])

@@ -1,0 +1,258 @@
+"""Runs an operator of the simulated device on the CPU and records what it would have asked of the device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import costs
+from .recorder import RECORDER
+from .tensor import CPU, DEVICE, STATE, SimTensor, Tensor, on_device, refresh, wrap
+
+Special = Callable[[Any, Any, Any], Any]
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype, str, complex, torch.Size})
+
+
+class Operator:
+    """What is known of one aten operator: from its schema, and from `costs`."""
+
+    __slots__ = (
+        "allows_cpu",
+        "composite",
+        "launches",
+        "mutated",
+        "mutates",
+        "name",
+        "reshapes",
+        "returns_self",
+        "special",
+        "view",
+    )
+
+    def __init__(self, func: Any) -> None:
+        from .operators import ALLOW_CPU, SPECIAL
+
+        schema = func._schema
+        self.name: str = schema.name.removeprefix("aten::")
+        self.special: Special | None = SPECIAL.get(self.name)
+        returns = [r.alias_info for r in schema.returns]
+        self.mutated = [
+            (index if not a.kwarg_only else a.name)
+            for index, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        self.mutates = bool(self.mutated)
+        self.view = any(r is not None and not r.is_write for r in returns)
+        self.returns_self = self.mutated[:1] == [0] and len(self.mutated) == 1 and len(returns) == 1
+        tags = getattr(func, "tags", ())
+        self.reshapes = torch.Tag.inplace_view in tags or any(isinstance(m, str) for m in self.mutated)
+        self.reshapes = self.reshapes or self.name in ("resize_", "resize_as_", "_resize_output_", "set_")
+        free = self.view or self.name in costs.FREE
+        self.launches = 0 if free else costs.LAUNCHES.get(self.name.removesuffix("_"), 1)
+        self.allows_cpu = self.name in ALLOW_CPU
+        # Inference mode hands over composite operators whole; they must be taken apart to see what they do.
+        self.composite = func.has_kernel_for_dispatch_key(_COMPOSITE) and self.special is None
+
+
+_OPERATORS: dict[Any, Operator] = {}
+
+
+def operator(func: Any) -> Operator:
+    found = _OPERATORS.get(func)
+    if found is None:
+        found = _OPERATORS[func] = Operator(func)
+    return found
+
+
+def _foreign(value: Tensor, op: Operator) -> Tensor:
+    """A CPU tensor among device tensors: a scalar passes as a kernel argument, anything else is an error."""
+    if value.device.type not in ("cpu", "meta"):
+        raise RuntimeError(
+            f"simulated device: {op.name}: expected tensors of the CPU or of this device, got one on {value.device}"
+        )
+    if value.dim() and not op.allows_cpu:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(simulated device: {op.name})"
+        )
+    return value
+
+
+def unwrap(value: Any, op: Operator) -> Any:
+    """`value` with hidden CPU tensors in place of device tensors, and the CPU in place of the device."""
+    kind = type(value)
+    if kind is SimTensor:
+        return value._host
+    if kind in _PLAIN:
+        return value
+    if kind is list or kind is tuple:
+        return [unwrap(item, op) for item in value]
+    if isinstance(value, torch.Tensor):
+        return _foreign(value, op)
+    if kind is torch.device and on_device(value):
+        return CPU
+    return value
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """One operator that has a device tensor among its arguments or makes one."""
+    op = _OPERATORS.get(func) or operator(func)
+    if op.special is not None:
+        return op.special(func, args, kwargs)
+    if op.composite:
+        return func.decompose(*args, **kwargs)
+    return generic(op, func, args, kwargs)
+
+
+def generic(op: Operator, func: Any, args: Any, kwargs: Any, launches: int | None = None) -> Any:
+    """Run on the CPU, wrap what comes out; `launches`: how many kernels, where the operator alone does not tell."""
+    to_cpu = False
+    if kwargs:
+        device = kwargs.get("device")
+        to_cpu = device is not None and not on_device(device)
+    host_args = [unwrap(a, op) for a in args]
+    host_kwargs = {k: unwrap(v, op) for k, v in kwargs.items()} if kwargs else kwargs
+    runtime = STATE.runtime
+    capture = runtime.current.capture
+    if capture is not None and op.mutates:
+        for host in _mutated(op, host_args, host_kwargs):
+            capture.before_write(host)
+    result = func(*host_args, **host_kwargs)
+    if capture is not None and not op.view:
+        capture.record(func, host_args, host_kwargs, None if op.mutates else result)
+    if op.mutates:
+        return _after_write(op, args, kwargs, host_args, host_kwargs, result, launches)
+    if to_cpu:
+        return result
+    if op.view:
+        return _wrap_views(result)
+    outputs = _wrap_new(result)
+    count = op.launches if launches is None else launches
+    if count and _has_elements(result):
+        runtime.launch(count)
+    return outputs
+
+
+def _mutated(op: Operator, args: Any, kwargs: Any) -> list[Any]:
+    found: list[Any] = []
+    for place in op.mutated:
+        value = kwargs.get(place) if isinstance(place, str) else (args[place] if place < len(args) else None)
+        found.extend(value if isinstance(value, (list, tuple)) else [value])
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _after_write(
+    op: Operator, args: Any, kwargs: Any, host_args: Any, host_kwargs: Any, result: Any, launches: int | None
+) -> Any:
+    written = _mutated(op, args, kwargs)
+    hosts = _mutated(op, host_args, host_kwargs)
+    count = op.launches if launches is None else launches
+    if count and any(host.numel() for host in hosts):
+        STATE.runtime.launch(count)
+    for wrapper, host in zip(written, hosts, strict=True):
+        if host.is_inference():
+            STATE.allocator.wrote(host)
+        if op.reshapes and type(wrapper) is SimTensor:
+            STATE.allocator.track(host)
+            refresh(wrapper)
+    if op.returns_self:
+        return args[0]
+    known = {id(host): wrapper for wrapper, host in zip(written, hosts, strict=True)}
+    return _wrap_new(result, known)
+
+
+def _wrap_views(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return wrap(result)
+    return type(result)([wrap(item) for item in result])
+
+
+def _wrap_new(result: Any, known: dict[int, Any] | None = None) -> Any:
+    if isinstance(result, torch.Tensor):
+        if known is not None and id(result) in known:
+            return known[id(result)]
+        STATE.allocator.track(result)
+        return wrap(result)
+    if isinstance(result, (list, tuple)):
+        items = [_wrap_new(item, known) for item in result]
+        return items if isinstance(result, list) else tuple(items)
+    return result
+
+
+def _has_elements(result: Any) -> bool:
+    if isinstance(result, torch.Tensor):
+        return bool(result.numel())
+    if isinstance(result, (list, tuple)):
+        return any(_has_elements(item) for item in result)
+    return True
+
+
+# ------------------------------------------------------------------------ modes
+
+
+class DeviceMode(TorchDispatchMode):  # type: ignore[misc]
+    """Takes every operator of a thread: the device's own, and CPU operators for pinned memory and hazards."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps the method below, and the first operator imports Dynamo: seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        op = _OPERATORS.get(func) or operator(func)
+        if op.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if SimTensor in types:
+            return run(func, args, kwargs)
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None and device.type in ("cuda", "syncsim"):
+                return run(func, args, kwargs)
+        return self._on_cpu(func, args, kwargs)
+
+    def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        from .hostops import CPU_SPECIAL, check_reads
+
+        special = CPU_SPECIAL.get(func)
+        if special is not None:
+            return special(func, args, kwargs)
+        if STATE.runtime.pending:
+            check_reads(operator(func), args, kwargs)
+        if kwargs.get("pin_memory"):
+            return STATE.pinned.pin(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+
+class NameMode(TorchFunctionMode):  # type: ignore[misc]
+    """Sees calls as Python makes them: "cuda" becomes the device, and what bypasses operators is handled."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from .calls_in_python import HANDLERS, map_device
+
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs or {})
+        if not kwargs:
+            return func(*args)
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs = {**kwargs, "device": map_device(device)}
+        return func(*args, **kwargs)
+
+
+def modes() -> contextlib.ExitStack:
+    """Enter both modes on the calling thread; the stack leaves them."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(DeviceMode())
+    stack.enter_context(NameMode())
+    return stack
+
+
+__all__ = ["CPU", "DEVICE", "RECORDER", "Operator", "generic", "modes", "operator", "run", "unwrap"]

@@ -1,0 +1,140 @@
+"""What `simulated_device()` puts in place of torch's own, and how it puts it back exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import cuda_api as api
+from . import graphs, threads
+
+_MISSING = object()
+
+
+class Patches:
+    """Attributes replaced, in order; `undo` puts back what was there, and takes away what was not."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        namespace = owner.__dict__
+        self._saved.append((owner, name, namespace.get(name, _MISSING)))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        while self._saved:
+            owner, name, value = self._saved.pop()
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def _cuda_module() -> dict[str, Any]:
+    return {
+        "Stream": api.Stream,
+        "ExternalStream": api.unsupported("torch.cuda.ExternalStream"),
+        "Event": api.Event,
+        "StreamContext": api.StreamContext,
+        "stream": lambda stream: api.StreamContext(stream),
+        "device": api.DeviceContext,
+        "device_of": type("device_of", (api.DeviceContext,), {}),
+        "synchronize": api.synchronize,
+        "current_stream": api.current_stream,
+        "default_stream": api.default_stream,
+        "set_stream": api.set_stream,
+        "is_current_stream_capturing": api.is_current_stream_capturing,
+        "CUDAGraph": graphs.CUDAGraph,
+        "graph": graphs.graph,
+        "graph_pool_handle": graphs.graph_pool_handle,
+        "make_graphed_callables": graphs.make_graphed_callables,
+        "is_available": api.constant(True),
+        "is_initialized": api.constant(True),
+        "is_bf16_supported": api.constant(True),
+        "_is_in_bad_fork": api.constant(False),
+        "init": api.constant(None),
+        "_lazy_init": api.constant(None),
+        "device_count": api.constant(1),
+        "current_device": api.constant(0),
+        "set_device": api.constant(None),
+        "_sleep": api.sleep,
+        "get_device_properties": api.get_device_properties,
+        "get_device_name": api.get_device_name,
+        "get_device_capability": api.get_device_capability,
+        "manual_seed": api.manual_seed,
+        "manual_seed_all": lambda seed: api.manual_seed(seed),
+        "seed": api.constant(None),
+        "seed_all": api.constant(None),
+        "initial_seed": torch.initial_seed,
+        "get_rng_state": api.get_rng_state,
+        "set_rng_state": api.set_rng_state,
+        "get_sync_debug_mode": api.SyncDebug.get,
+        "set_sync_debug_mode": api.SyncDebug.set,
+        "ipc_collect": api.constant(None),
+        "cudart": api.unsupported("torch.cuda.cudart"),
+        "current_blas_handle": api.unsupported("torch.cuda.current_blas_handle"),
+        **_memory_functions(),
+    }
+
+
+def _memory_functions() -> dict[str, Any]:
+    return {
+        "empty_cache": api.empty_cache,
+        "mem_get_info": api.mem_get_info,
+        "memory_allocated": api.memory_allocated,
+        "max_memory_allocated": api.max_memory_allocated,
+        "memory_reserved": api.memory_reserved,
+        "max_memory_reserved": api.max_memory_reserved,
+        "memory_stats": api.memory_stats,
+        "memory_summary": api.memory_summary,
+        "reset_peak_memory_stats": api.reset_peak_memory_stats,
+        "reset_accumulated_memory_stats": api.constant(None),
+        "set_per_process_memory_fraction": api.constant(None),
+    }
+
+
+def _accelerator_module() -> dict[str, Any]:
+    return {
+        "is_available": api.constant(True),
+        "device_count": api.constant(1),
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": api.constant(0),
+        "current_device_idx": api.constant(0),
+        "set_device_index": api.constant(None),
+        "set_device_idx": api.constant(None),
+        "synchronize": api.synchronize,
+        "current_stream": api.current_stream,
+        "set_stream": api.set_stream,
+        "empty_cache": api.empty_cache,
+        "memory_allocated": api.memory_allocated,
+        "max_memory_allocated": api.max_memory_allocated,
+        "memory_reserved": api.memory_reserved,
+        "max_memory_reserved": api.max_memory_reserved,
+        "memory_stats": api.memory_stats,
+        "reset_peak_memory_stats": api.reset_peak_memory_stats,
+        "get_memory_info": api.mem_get_info,
+    }
+
+
+def install(patches: Patches) -> None:
+    """Put the simulated device's own in place of torch's."""
+    for name, value in _cuda_module().items():
+        patches.set(torch.cuda, name, value)
+    for name, value in _memory_functions().items():
+        patches.set(torch.cuda.memory, name, value)
+    for module, names in ((torch.cuda.streams, ("Stream", "Event")), (torch.cuda.graphs, ("CUDAGraph", "graph"))):
+        for name in names:
+            patches.set(module, name, _cuda_module()[name])
+    for name, value in _accelerator_module().items():
+        patches.set(torch.accelerator, name, value)
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        patches.set(torch.cuda.nvtx, name, api.constant(0))
+    patches.set(torch, "Event", api.Event)
+    patches.set(torch, "Stream", api.Stream)
+    patches.set(torch, "Generator", api.GeneratorFactory)
+    threads.install(patches)
+
+
+__all__ = ["Patches", "install"]
