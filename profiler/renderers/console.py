@@ -80,9 +80,22 @@ def _site_line(site: Site) -> Text:
         line.append(f" {site.function.rsplit('.', 1)[-1]}")
     if site.source:
         line.append(f"\n{site.source}", style="dim")
-    if site.hint and site.phase in ("build", "forward", "other"):
-        line.append(f"\n{site.hint}", style="italic")
     return line
+
+
+def mends(sites: list[Site]) -> list[Text]:
+    """Each distinct hint once, with the lines it is for: ten sites of one kind need one mend."""
+    lines: dict[str, list[str]] = {}
+    for site in sites:
+        if site.hint and site.file and site.phase not in ("sample", "output"):
+            lines.setdefault(site.hint, []).append(f"{short_path(site.file)}:{site.line}")
+    made = []
+    for hint, where in lines.items():
+        text = Text("mend: ", style="cyan")
+        text.append(f"{hint} ", style="default")
+        text.append(f"({', '.join(dict.fromkeys(where))})", style="dim")
+        made.append(text)
+    return made
 
 
 def site_table(report: Report, top: int = 10) -> Table | None:
@@ -133,6 +146,7 @@ def render_report(report: Report, title: str | None = None, top: int = 10) -> Re
     sites = site_table(report, top)
     if sites is not None:
         parts.append(sites)
+        parts += mends([s for s in report.sites if s.kind != "maybe"][:top])
     if report.planner.mode != "off":
         p = report.planner
         parts.append(
