@@ -101,9 +101,9 @@ class Engine:
         with self._step(batch, found):
             with self._phase("build"):
                 metadata = self.builder.build(rows, batch)
-            with self._phase("forward"), torch.inference_mode():
+            with self._phase("forward"):
                 logits = self.model.forward(metadata, self.cache)
-            with self._phase("sample"), torch.inference_mode():
+            with self._phase("sample"):
                 sampled = logits.argmax(dim=-1)
             with self._phase("output"):
                 tokens = self._fetch(sampled)
