@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from ..planner.errors import NothingMeasured, SyncfreeError
+from ..planner.errors import NothingMeasured
 from .aggregate import Evidence
 from .collectors import choose
 from .collectors.base import Collector, Counters
@@ -79,7 +79,7 @@ class Profiler:
             for collector in self._collectors:
                 collector.start()
                 started.append(collector)
-        except SyncfreeError:
+        except BaseException:
             for collector in started:
                 collector.stop()
             raise
@@ -96,12 +96,14 @@ class Profiler:
         """End the recording and stop the collectors. On the stepping thread: some collectors belong to it."""
         if not self.recording:
             raise RuntimeError("profiler: not recording")
-        self.end_step()
         self.recording = False
         self._totals = []
-        for collector in self._collectors:
-            self._totals.append(collector.mark(time.perf_counter_ns()))
-            collector.stop()
+        with ExitStack() as stack:  # every collector lets go, whatever another one does
+            for collector in self._collectors:
+                stack.callback(collector.stop)
+            self.end_step()
+            for collector in self._collectors:
+                self._totals.append(collector.mark(time.perf_counter_ns()))
 
     def collect(self) -> Recording:
         """What a halted recording saw, not aggregated yet. On any thread; once a recording: collectors are drained."""

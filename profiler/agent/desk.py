@@ -10,7 +10,7 @@ from collections import OrderedDict
 import msgspec
 
 from ... import __version__
-from ...planner.errors import SyncfreeError
+from ...planner.errors import SyncfreeError, Unreachable
 from ..calls import Call
 from ..sites import blamed, is_foreign, source_line
 from ..windows import StepWindow
@@ -63,22 +63,21 @@ class Desk:
 
     def handle(self, client: bytes, frames: list[bytes]) -> bytes:
         """The reply to one message, whatever it is."""
-        number = 0
+        if len(frames) != 1:
+            return encode(Refused(id=0, code="malformed", reason=f"expected one frame, got {len(frames)}"))
         try:
-            if len(frames) != 1:
-                return encode(Refused(id=0, code="malformed", reason=f"expected one frame, got {len(frames)}"))
             request = decode_request(frames[0])
-            number = request.id
-            return encode(self._reply(client, request))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            return encode(Refused(id=number, code="malformed", reason=_line(error)))
+            return encode(Refused(id=0, code="malformed", reason=_line(error)))
+        try:
+            reply = self._reply(client, request)
         except SyncfreeError as error:
-            return encode(
-                Refused(id=number, code="unavailable" if error.exit_code == 3 else "input", reason=str(error))
-            )
+            code = "unavailable" if isinstance(error, Unreachable) else "input"
+            reply = Refused(id=request.id, code=code, reason=_line(error))
         except Exception as error:  # noqa: BLE001 - a client's message must never end the agent
             logger.warning("syncfree: a request failed: %s", _line(error))
-            return encode(Refused(id=number, code="error", reason=_line(error)))
+            reply = Refused(id=request.id, code="error", reason=_line(error))
+        return encode(reply)
 
     def _reply(self, client: bytes, request: AnyRequest) -> AnyReply:
         if isinstance(request, Hello):
