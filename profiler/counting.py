@@ -72,6 +72,17 @@ def _waits_elsewhere(copy: Call, wait: Call) -> bool:
     return sites.blamed(copy.stack) != sites.blamed(wait.stack)
 
 
+def _unpaired(copy: Call | None) -> list[Sync]:
+    """What a copy is by itself, when no stream or event wait follows it."""
+    if copy is None:
+        return []
+    if copy.blocking:
+        return [Sync(_copy_kind(copy), copy, _blocked(copy))]
+    if copy.pageable and copy.direction is Direction.H2D:
+        return [Sync("maybe", copy, _blocked(copy))]  # staged through pinned memory of the driver's: may wait
+    return []
+
+
 def count_syncs(calls: Iterable[Call]) -> list[Sync]:
     """The syncs among `calls` (any threads, any order between threads, time order within one), in time order."""
     found: list[Sync] = []
@@ -87,17 +98,16 @@ def count_syncs(calls: Iterable[Call]) -> list[Sync]:
             if copy is not None and call.wait in (Wait.STREAM, Wait.EVENT) and not _waits_elsewhere(copy, call):
                 found.append(Sync(_copy_kind(copy), copy, _blocked(copy, call)))
                 continue
+            found += _unpaired(copy)
             found.append(Sync((call.wait or Wait.DEVICE).value, call, _blocked(call)))
             continue
-        if copy is not None and copy.blocking:
-            found.append(Sync(_copy_kind(copy), copy, _blocked(copy)))
+        found += _unpaired(copy)
         if role is Role.COPY:
             # A blocking copy is kept pending too: cudaMemcpy followed by a stream wait is still one stop of the host.
             pending[call.thread] = call
         elif role is Role.MEMSET and call.blocking:
             found.append(Sync("memset", call, _blocked(call)))
     for copy in pending.values():
-        if copy.blocking:
-            found.append(Sync(_copy_kind(copy), copy, _blocked(copy)))
+        found += _unpaired(copy)
     found.sort(key=lambda s: s.call.ts_ns)
     return found

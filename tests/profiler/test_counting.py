@@ -51,6 +51,7 @@ def kinds(made):
         ([("hipMemcpyWithStream", D2H), "hipLaunchKernel"], ["d2h"]),
         ([("hipMemcpyWithStream", D2H), "hipStreamSynchronize"], ["d2h"]),
         ([("hipMemcpyWithStream", D2H), ("hipMemcpyWithStream", H2D)], ["d2h", "h2d"]),
+        ([("hipMemcpyWithStream", D2H), "hipDeviceSynchronize"], ["d2h", "device"]),
         (["cudaMemcpy"], ["copy"]),
         (["cudaStreamSynchronize", "cudaStreamSynchronize"], ["stream", "stream"]),
         (["cudaEventQuery"] * 50, []),
@@ -63,6 +64,13 @@ def kinds(made):
 )
 def test_sequences_of_one_thread(sequence, expected):
     assert kinds(calls(*sequence)) == expected
+
+
+def test_a_pageable_copy_to_the_device_may_have_waited_unless_a_wait_follows():
+    for following, expected in ([], ["maybe"]), (["cudaLaunchKernel"], ["maybe"]), (["cudaStreamSynchronize"], ["h2d"]):
+        made = calls(("cudaMemcpyAsync", H2D), *following)
+        made[0].pageable = True
+        assert kinds(made) == expected
 
 
 def test_a_wait_of_another_thread_does_not_pair_with_the_copy():
