@@ -1,6 +1,6 @@
 """A real vLLM engine on a GPU, profiled through its agent while it serves: one report per collector.
 
-    python3 bench/gpu/vllm_steps.py OUT_DIR MODEL_DIR BACKEND [--async] [--v2] [--logprobs N] [--collectors kineto,probe]
+    python3 bench/gpu/vllm_steps.py OUT_DIR MODEL_DIR BACKEND [--async] [--v2] [--logprobs N] [--collectors kineto]
 
 Runs the engine in this process with the plugin registered, keeps it busy with all four batch classes, and meanwhile
 starts `syncfree profile --collectors NAME` as another process against the engine's socket. Needs vLLM, torch, a GPU.
