@@ -153,7 +153,7 @@ def _judge_class(report: Report, item: ClassBudget, name: str, allowed: Sequence
             "limit": limit,
             "steps": len(judged),
         }
-        values = [_figure(step, figure, item, excused) for step in judged]
+        values = [figure_of(step, figure, item, excused) for step in judged]
         known = [value for value in values if value is not None]
         over = [value for value in known if value > limit]
         if missing or (len(known) < len(values) and not (over and item.stat == "max")):
@@ -245,7 +245,8 @@ def _in_scope(step: Step, phase: str, item: ClassBudget) -> bool:
     return phase in (VERDICT_PHASES if item.phases is None else item.phases)
 
 
-def _figure(step: Step, figure: str, item: ClassBudget, excused: _Excused) -> Amount:
+def figure_of(step: Step, figure: str, item: ClassBudget, excused: _Excused | None = None) -> Amount:
+    """A step's figure as a budget judges it: its phases, without what is exempt; None where unknown."""
     if figure == "host_ops":
         return step.host_ops
     if figure == "build_us":
@@ -265,7 +266,7 @@ def _figure(step: Step, figure: str, item: ClassBudget, excused: _Excused) -> Am
         for phase, foreign in step.other_threads.items():
             if _in_scope(step, phase, item):
                 result -= _of_part(foreign, figure) or 0  # null: the collector cannot tell threads apart
-    return max(0, result - excused.of(step, figure))
+    return max(0, result - (excused.of(step, figure) if excused else 0))
 
 
 def _kinds(figure: str) -> frozenset[str]:
