@@ -72,7 +72,7 @@ def prefill_pack(
     block: Int32Array,
     /,
 ) -> tuple[int, int, int]:
-    """Pieces are the overlaps of two partitions of one line of KV units: the tiles, and the workgroups' equal shares."""
+    """Pieces are the overlaps of two partitions of one line of KV units: the tiles, and the equal shares."""
     request, q_start, q_end, units = _tiles(qo_indptr, context_lens, qlen_granularity, kvlen_granularity, is_causal)
     tile_end = np.cumsum(units)
     tile_start = tile_end - units

@@ -28,7 +28,8 @@ def int32_vector(name: str, values: ArrayLike) -> Int32Array:
     if array.size == 0:
         return np.empty(0, np.int32)
     if array.dtype.kind not in "iu":
-        raise BadInput(_not_integers(name, array))
+        # NumPy gives a mixed list one type: blame the element as the caller wrote it.
+        raise BadInput(_not_integers(name, list(values) if isinstance(values, list | tuple) else array.tolist()))
     outside = np.flatnonzero((array > INT32_MAX) | (array < -INT32_MAX - 1))
     if outside.size:
         at = int(outside[0])
@@ -36,13 +37,13 @@ def int32_vector(name: str, values: ArrayLike) -> Int32Array:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _not_integers(name: str, array: NDArray[np.generic]) -> str:
-    for at, value in enumerate(array.tolist()):
-        if isinstance(value, bool) or not isinstance(value, int):
+def _not_integers(name: str, values: list[object]) -> str:
+    for at, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
             return f"{name}[{at}]: expected an integer, got {value!r}"
         if not -INT32_MAX - 1 <= value <= INT32_MAX:
             return f"{name}[{at}]: expected an int32 value, got {value}"
-    return f"{name}: expected integers, got {array.dtype}"
+    return f"{name}: expected integers that fit int32"
 
 
 def integer(name: str, value: object, least: int, most: int = INT32_MAX) -> int:

@@ -56,12 +56,12 @@ def _fold_factor(gfx: str, neither_fp8: bool, both_fp8: bool, heads: int, query_
     if heads == 8 and eight_heads:
         return 1
     raise BadInput(
-        f"num_heads: expected a multiple of 16, any count for bf16 on gfx950, or 8 with fp8 at query length 4 on gfx950 "
-        f"or bf16 at query length 2 on gfx942; got {heads} at query length {query_len} on {gfx}"
+        "num_heads: expected a multiple of 16, any count for bf16 on gfx950, or 8 with fp8 at query length 4 on gfx950 "
+        f"or bf16 at query length 2 on gfx942, got {heads} at query length {query_len} on {gfx}"
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)
 def _rule(
     num_heads: int,
     num_cu: int,
@@ -75,9 +75,6 @@ def _rule(
 ) -> _Rule:
     heads = integer("num_heads", num_heads, 1)
     num_cu = integer("num_cu", num_cu, 1)
-    choice("gfx", gfx, GFX)
-    choice("q_dtype", q_dtype, DTYPES)
-    choice("kv_dtype", kv_dtype, DTYPES)
     longest = integer("max_seqlen_qo", max_seqlen_qo, 1)
     uniform = integer("uni_seqlen_qo", uni_seqlen_qo, -1, longest)
     if uniform == 0:
@@ -149,8 +146,11 @@ def mla_decode(
     are not split) are (-1, -1). Columns 0, 2, 3 and the reduce lists count folded requests where heads are folded.
     BadInput for a malformed argument, head counts without a kernel, and combinations that aiter leaves undefined.
     """
-    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, page_size, bool(experimental))
+    choice("gfx", gfx, GFX)
+    choice("q_dtype", q_dtype, DTYPES)
+    choice("kv_dtype", kv_dtype, DTYPES)
     choice("planner", planner, PLANNERS)
+    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, page_size, bool(experimental))
     power_of_two("kv_granularity", kv_granularity)
     qo = int32_vector("qo_indptr", qo_indptr)
     kv = int32_vector("kv_indptr", kv_indptr)

@@ -25,7 +25,7 @@ class _Grid(NamedTuple):
     block_size: int
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)
 def _grid(
     num_heads_k: int,
     num_cu: int,
@@ -66,7 +66,8 @@ def ps_prefill(
 ) -> WorkSchedule:
     """Cut a batch's prefill attention into equal shares of KV, one per workgroup.
 
-    `qo_indptr[B + 1]` counts query rows, `kv_indptr[B + 1]` KV pages of `block_size` tokens, `context_lens[B]` KV tokens.
+    `qo_indptr[B + 1]` counts query rows, `kv_indptr[B + 1]` KV pages of `block_size` tokens, `context_lens[B]` KV
+    tokens.
     Bit-identical to the meaningful prefixes of `get_ps_metadata_v1`'s buffers (tails: zeros, and the total for
     `reduce_indptr`). One plan serves every head: see `WorkSchedule.cluster`. BadInput for a malformed argument, for
     causal rows with fewer KV tokens than query rows, and where a count leaves int32.

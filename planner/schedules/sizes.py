@@ -78,7 +78,7 @@ def _check_common(num_heads: int, max_seqlen_qo: int, q_dtype: str, kv_dtype: st
     integer("num_cu", num_cu, 1)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)
 def _tiles_per_request(gfx: str, q_dtype: str, kv_dtype: str, heads: int, query_len: int, experimental: bool) -> int:
     """Upper bound on the query tiles of one request; the rules are those of the size function, not of the planner."""
     packed = query_len * heads
