@@ -27,7 +27,7 @@ def is_foreign(file: str) -> bool:
         return file == "<stdin>" or file.startswith("<ipython")
     if file.startswith(_OWN):
         return False
-    if any(part in file for part in _TORCH_PARTS):
+    if file.startswith("torch/") or any(part in file for part in _TORCH_PARTS):  # Kineto strips site-packages
         return False
     return not (file.startswith(_STDLIB) and "/site-packages/" not in file)
 

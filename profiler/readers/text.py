@@ -1,0 +1,144 @@
+"""Text of a trace file in blocks: plain or gzip, unpacked on the fly, never beyond stated bounds."""
+
+from __future__ import annotations
+
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ...planner.errors import BadInput
+
+GZIP = b"\x1f\x8b"
+SQLITE = b"SQLite format 3\0"
+MIB = 1 << 20
+_READ = 256 << 10
+_BLOCK = 512 << 10
+_FREE_RATIO = 64 * MIB  # below this much text the packing ratio does not matter
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of reading one file; beyond any of them reading stops with `BadInput`. Sizes are bytes.
+
+    Memory stays below about `item` * 4 + 64 bytes a device record or Python frame + 400 bytes a launch, copy or sync
+    call; a format that has to be decoded whole takes about 3 * `whole`.
+    """
+
+    unpacked: int = 8192 * MIB  # text of one file
+    ratio: int = 400  # text : packed bytes, once there are 64 MiB of text; real traces stay below 60
+    item: int = 32 * MIB  # one event, or what stands before the first
+    whole: int = 512 * MIB  # formats that cannot be read in pieces (rocprofv3 JSON)
+    records: int = 10_000_000  # device records, calls and frames kept of one process
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Text:
+    """Iterates over the unpacked text of a file in blocks of at most 512 KiB.
+
+    `truncated` is set when a gzip stream ended early, `damaged` holds zlib's words when it could not be unpacked on.
+    Raises `BadInput` where the file cannot be opened or goes beyond a limit.
+    """
+
+    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.path = path
+        self.limits = limits
+        self.truncated = False
+        self.damaged = ""
+        self.size = 0  # bytes of text so far
+        self._packed = 0
+        self._blocks = self._read()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+    def whole(self, limit: int) -> bytes:
+        """All of the text; `BadInput` beyond `limit` bytes."""
+        parts: list[bytes] = []
+        for block in self._blocks:
+            parts.append(block)
+            if self.size > limit:
+                raise BadInput(f"{self.path}: expected at most {limit >> 20} MiB of text in this format, got more")
+        return b"".join(parts)
+
+    def _read(self) -> Iterator[bytes]:
+        with open_regular(self.path) as file:
+            first = file.read(_READ)
+            blocks = self._unpack(file, first) if first.startswith(GZIP) else self._plain(file, first)
+            for block in blocks:
+                self.size += len(block)
+                self._check()
+                yield block
+
+    def _plain(self, file: BinaryIO, first: bytes) -> Iterator[bytes]:
+        block = first
+        while block:
+            self._packed += len(block)
+            yield block
+            block = file.read(_BLOCK)
+
+    def _unpack(self, file: BinaryIO, first: bytes) -> Iterator[bytes]:
+        data = first
+        engine, fresh = zlib.decompressobj(31), True
+        while data:
+            self._packed += len(data)
+            while True:
+                if fresh:  # gzip files may be several streams, one behind the other, and padded with zeros
+                    data = data.lstrip(b"\0")
+                    if not data:
+                        break
+                    if not data.startswith(GZIP[: len(data)]):
+                        return  # trailing garbage, which gzip(1) ignores too
+                try:
+                    out = engine.decompress(data, _BLOCK)
+                except zlib.error as error:
+                    self.damaged = str(error)
+                    return
+                fresh = False
+                if out:
+                    yield out
+                if engine.eof:
+                    data = engine.unused_data
+                    engine, fresh = zlib.decompressobj(31), True
+                    continue
+                data = engine.unconsumed_tail
+                if not data and len(out) < _BLOCK:
+                    break
+            data = file.read(_READ)
+        self.truncated = not fresh
+
+    def _check(self) -> None:
+        limits = self.limits
+        if self.size > limits.unpacked:
+            raise BadInput(f"{self.path}: expected at most {limits.unpacked >> 20} MiB of text, got more")
+        if self.size > _FREE_RATIO and self.size > limits.ratio * self._packed:
+            raise BadInput(
+                f"{self.path}: unpacks to more than {limits.ratio} times its size "
+                f"({self.size >> 20} MiB from {self._packed >> 10} KiB): not read further"
+            )
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a pipe or device, which may never end, is refused."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadInput(f"{path}: expected a file, got something else")
+        return path.open("rb")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def head_of(path: Path, limits: Limits = DEFAULT_LIMITS, size: int = 64 << 10) -> bytes:
+    """The first bytes of a file's text (a file that is no gzip: of the file), to tell its format by."""
+    parts: list[bytes] = []
+    have = 0
+    for block in Text(path, limits):
+        parts.append(block)
+        have += len(block)
+        if have >= size:
+            break
+    return b"".join(parts)[:size]
