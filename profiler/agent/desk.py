@@ -214,7 +214,7 @@ class Desk:
         self._expires = time.monotonic() + self._lease_s
 
     def _drop(self, session: Session) -> None:
-        session.close()
+        session.close(force=True)
         self._advance(session)
         self._session = None
         if not session.finished:

@@ -22,14 +22,14 @@ class Server:
         self.pid = self.process.pid
 
     def stop(self, how=signal.SIGKILL):
+        """End it, and its children; returns what it wrote to stderr."""
+        if self.process.stdout.closed:
+            return ""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(how)
         for path in self.paths[1:]:  # children outlive a parent that was killed
             with contextlib.suppress(ProcessLookupError, ValueError):
                 os.kill(int(path.name.split("-")[0]), signal.SIGKILL)
-        self.process.communicate()
-
-    def stderr_after_end(self):
         return self.process.communicate()[1]
 
 

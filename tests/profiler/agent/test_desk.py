@@ -212,15 +212,15 @@ def test_a_silent_client_loses_its_recording_and_the_next_one_may_record(desk, r
     assert isinstance(ask(desk, protocol.Start(id=4), client=OTHER), protocol.Started)
 
 
-def test_a_recording_dropped_in_the_middle_of_a_step_is_over_when_the_step_is(desk, recorder, clock):
+def test_a_recording_dropped_in_the_middle_of_a_step_is_over_at_once(desk, recorder, clock):
     start(desk, lease_s=5.0)
     recorder.begin_step("decode")
     clock.now += 6.0
     desk.tick()
-    assert ask(desk, protocol.Start(id=4), client=OTHER).code == "busy"
+    session = start(desk)
     recorder.end_step()
-    desk.tick()
-    assert isinstance(ask(desk, protocol.Start(id=5), client=OTHER), protocol.Started)
+    do_steps(recorder, 2)
+    assert ask(desk, protocol.Stop(id=5, session=session)).sizes == [2]
 
 
 def test_an_unknown_collector_is_bad_input_and_leaves_no_recording(desk, recorder):
@@ -316,6 +316,19 @@ def test_a_bound_collector_is_ended_without_its_thread_when_no_step_comes_any_mo
     do_steps(recorder, 2)
     assert ask(desk, protocol.Stop(id=5, session=session, force=True)).sizes == [2, 0]
     assert bound.stopped
+
+
+def test_a_dropped_recording_of_a_bound_collector_is_over_when_its_thread_steps_again(desk, recorder, collector):
+    bound = collector(Broken("nowhere"))
+    bound.thread_bound = True
+    session = start(desk)
+    do_steps(recorder, 1)
+    ask(desk, protocol.Drop(id=3, session=session))
+    assert ask(desk, protocol.Start(id=4)).code == "busy"
+    do_steps(recorder, 1)
+    desk.tick()
+    assert bound.stopped
+    start(desk)
 
 
 def test_calls_travel_with_the_blamed_source_line_and_without_our_own_frames(tmp_path):
