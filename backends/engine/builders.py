@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...planner.batch import Batch
 from ...planner.errors import BadInput
@@ -43,13 +44,13 @@ class UnplannedBuilder:
         positions = token - query_start_loc[token_to_row] + (seq_lens - query_lens)[token_to_row]
         slot_mapping = block_table[token_to_row, positions // self.block_size] * self.block_size
         slot_mapping += positions % self.block_size
-        sampling = torch.tensor([row.samples for row in rows], device=self.device)
+        sample_tokens = torch.tensor(_sample_tokens(rows, batch).tolist(), dtype=torch.int32, device=self.device)
         self._build_what_nobody_reads(query_lens, seq_lens)
         return StepMetadata(
             input_ids=input_ids,
             positions=positions,
             slot_mapping=slot_mapping,
-            sample_tokens=query_start_loc[1:][sampling] - 1,
+            sample_tokens=sample_tokens,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             block_table=block_table,
@@ -57,9 +58,9 @@ class UnplannedBuilder:
         )
 
     def _segments(self, query_lens: Any, seq_lens: Any, query_start_loc: Any) -> list[Segment]:
-        query_lens_cpu = query_lens.cpu()
+        starts_cpu = query_start_loc.cpu()
         seq_lens_cpu = seq_lens.cpu()
-        starts = query_start_loc.tolist()
+        query_lens_cpu, starts = starts_cpu.diff(), starts_cpu.tolist()
         long = query_lens_cpu > 1
         fresh = long & (query_lens_cpu == seq_lens_cpu)
         count = len(query_lens_cpu)
@@ -75,10 +76,9 @@ class UnplannedBuilder:
         return segments
 
     def _build_what_nobody_reads(self, query_lens: Any, seq_lens: Any) -> None:
-        self.min_query_len = query_lens.min().item()
-        self.num_actual_kv_tokens = seq_lens.sum().item()
-        self.context_lens = (seq_lens - query_lens).to("cpu")
-        self.total_tokens = query_lens.sum()
+        self.min_query_len = query_lens.min()
+        self.context_lens = seq_lens - query_lens
+        self.num_actual_kv_tokens = seq_lens.sum()
 
 
 class PlannedBuilder:
@@ -113,12 +113,11 @@ class PlannedBuilder:
         positions = np.arange(starts[-1], dtype=np.int32) - first + np.repeat(batch.computed_lens, batch.query_lens)
         row_of_token = np.repeat(np.arange(len(rows)), batch.query_lens)
         blocks = _block_table(rows)[row_of_token, positions // self.block_size]
-        sampling = np.fromiter((row.samples for row in rows), dtype=np.bool_, count=len(rows))
         return {
             "input_ids": np.array(_input_ids(rows), dtype=np.int32),
             "positions": positions,
             "slot_mapping": blocks * self.block_size + positions % self.block_size,
-            "sample_tokens": starts[1:][sampling] - 1,
+            "sample_tokens": _sample_tokens(rows, batch),
         }
 
 
@@ -126,7 +125,13 @@ def _input_ids(rows: Sequence[Row]) -> list[int]:
     return [token for row in rows for token in row.request.tokens[row.request.computed : row.seq_len]]
 
 
-def _block_table(rows: Sequence[Row]) -> np.typing.NDArray[np.int32]:
+def _sample_tokens(rows: Sequence[Row], batch: Batch) -> NDArray[np.int32]:
+    """The last token of each row that samples."""
+    sampling = np.fromiter((row.samples for row in rows), dtype=np.bool_, count=len(rows))
+    return batch.query_start_loc[1:][sampling] - np.int32(1)
+
+
+def _block_table(rows: Sequence[Row]) -> NDArray[np.int32]:
     """[R, longest] block numbers, short rows filled up with block 0 (read, then masked)."""
     table = np.zeros((len(rows), max(len(row.request.blocks) for row in rows)), dtype=np.int32)
     for row, line in zip(rows, table, strict=True):
