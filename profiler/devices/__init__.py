@@ -1,0 +1,1 @@
+"""Device facts: which GPUs are here and what they are doing."""
