@@ -265,7 +265,7 @@ static PyObject *prefill_expand(PyObject *self, PyObject *const *args, Py_ssize_
                 const uint32_t range = (uint32_t)(h * qhead) | (uint32_t)((h + 1) * qhead) << 16;
                 for (const int32_t *piece = v[1].data + COLUMNS * begin; piece < v[1].data + COLUMNS * end;
                      piece += COLUMNS, row += COLUMNS) {
-                    memcpy(row, piece, (COLUMNS - 1) * sizeof(int32_t));
+                    memcpy(row, piece, COLUMNS * sizeof(int32_t));
                     row[COLUMNS - 1] = (int32_t)range;
                 }
             }
