@@ -1,0 +1,236 @@
+// Runs in the target, inside frida's agent. It prepares everything that a hook needs and changes no driver code by
+// itself: the helper writes the five-byte jumps while all threads stand still (see tracing.py). Only when the helper
+// is gone does this script take the jumps out again, one eight-byte store each.
+
+const SLOT = 96; // bytes a hook: a far jump to its wrapper, then the function's relocated first instructions
+const JUMP = 5;
+
+let module_ = null; // the compiled hooks
+let inside = null;
+let hooks = []; // {name, target, before, after, length}
+let deleteKey = null;
+const kept = []; // memory of ours lives as long as something refers to it
+
+function libc(name, result, args) {
+  return new NativeFunction(Module.getGlobalExportByName(name), result, args);
+}
+
+function bytesOf(address, n) {
+  return Array.from(new Uint8Array(address.readByteArray(n)));
+}
+
+function libraries(prefixes) {
+  return Process.enumerateModules().filter((m) => prefixes.some((p) => m.name.startsWith(p)));
+}
+
+// The exports of `wanted` ([name, entry bytes, hot]) in the loaded libraries; one hook an address.
+function find(prefixes, wanted) {
+  const seen = new Set();
+  const found = [];
+  for (const library of libraries(prefixes)) {
+    for (const [name, entry, hot] of wanted) {
+      const target = library.findExportByName(name);
+      if (target === null || seen.has(target.toString())) continue;
+      seen.add(target.toString());
+      found.push({ name, entry, hot, target, library });
+    }
+  }
+  return found;
+}
+
+function exported(prefixes, name) {
+  for (const library of libraries(prefixes)) {
+    const address = name === null ? null : library.findExportByName(name);
+    if (address !== null) return address;
+  }
+  return NULL;
+}
+
+function hipMajor(prefixes, otherwise) {
+  for (const library of libraries(prefixes)) {
+    const version = /libamdhip64\.so\.(\d+)/.exec(library.path);
+    if (version !== null) return Number(version[1]);
+  }
+  return otherwise;
+}
+
+function relocate(hook, at) {
+  const writer = new X86Writer(at, { pc: at });
+  const relocator = new X86Relocator(hook.target, writer);
+  let n = 0;
+  while (n < JUMP) {
+    n = relocator.readOne();
+    if (n === 0) return 0; // shorter than a jump: leave it alone
+    if (relocator.eob && n < JUMP) return 0;
+  }
+  relocator.writeAll();
+  if (!relocator.eoi) writer.putJmpAddress(hook.target.add(n));
+  writer.flush();
+  const used = writer.offset;
+  writer.dispose();
+  relocator.dispose();
+  if (used > SLOT - 16) throw new Error(`${hook.name}: relocated code too long`);
+  return n;
+}
+
+function compile(source, arena, found) {
+  const wrappers = found.map((hook, i) => `${hook.hot ? 'LAUNCH' : 'CALL'}_WRAPPER(${i})`);
+  const symbols = { arena };
+  for (const name of ['pthread_getspecific', 'pthread_setspecific', 'clock_gettime', 'syscall']) {
+    symbols[name] = Module.getGlobalExportByName(name);
+  }
+  const built = new CModule(source + '\n' + wrappers.join('\n') + '\n', symbols);
+  inside = new NativeFunction(built.probe_inside, 'int', []);
+  return built;
+}
+
+function createKey() {
+  const at = Memory.alloc(8);
+  if (libc('pthread_key_create', 'int', ['pointer', 'pointer'])(at, NULL) !== 0) throw new Error('no pthread key left');
+  const key = at.readU32();
+  deleteKey = () => libc('pthread_key_delete', 'int', ['uint'])(key);
+  return key;
+}
+
+function place(found, arena, offsets) {
+  const blocks = new Map(); // one block of slots near each library
+  const missing = [];
+  found.forEach((hook, i) => {
+    let block = blocks.get(hook.library.base.toString());
+    if (block === undefined) {
+      const count = found.filter((other) => other.library.base.equals(hook.library.base)).length;
+      const size = (count * SLOT + Process.pageSize - 1) & ~(Process.pageSize - 1);
+      const distance = 0x7fff0000 - hook.library.size;
+      block = { at: Memory.alloc(size, { near: hook.target, maxDistance: distance }), size, used: 0 };
+      Memory.protect(block.at, size, 'rwx');
+      blocks.set(hook.library.base.toString(), block);
+      kept.push(block.at);
+    }
+    const slot = block.at.add(SLOT * block.used++);
+    slot.writeByteArray([0xff, 0x25, 0, 0, 0, 0]);
+    slot.add(6).writePointer(module_[`w${i}`]);
+    const length = relocate(hook, slot.add(16));
+    const distance = slot.sub(hook.target.add(JUMP)).toInt32();
+    if (length === 0 || !hook.target.add(JUMP).add(distance).equals(slot)) {
+      missing.push(hook.name);
+      return;
+    }
+    arena.add(offsets.original + 8 * i).writePointer(slot.add(16));
+    const relative = Memory.alloc(4);
+    relative.writeS32(distance);
+    const before = bytesOf(hook.target, 8);
+    const after = [0xe9, ...bytesOf(relative, 4), ...before.slice(JUMP)];
+    hooks.push({ name: hook.name, index: i, target: hook.target, before, after, length });
+  });
+  for (const block of blocks.values()) Memory.protect(block.at, block.size, 'r-x');
+  return missing;
+}
+
+function ours(hook) {
+  return bytesOf(hook.target, JUMP).every((byte, k) => byte === hook.after[k]);
+}
+
+// One eight-byte store each: a thread that runs into it sees the jump or the old code, never half of both.
+function restore() {
+  const word = Memory.alloc(8);
+  for (const hook of hooks) {
+    if (!ours(hook)) continue;
+    Memory.protect(hook.target, 8, 'rwx');
+    word.writeByteArray(hook.before);
+    hook.target.writeU64(word.readU64());
+    Memory.protect(hook.target, 8, 'r-x');
+  }
+}
+
+function leave() {
+  restore();
+  const usleep = libc('usleep', 'int', ['uint']);
+  for (let waited = 0; inside !== null && inside() > 0 && waited < 20000; waited++) usleep(1000);
+  usleep(20000); // the last instructions of a wrapper, after it has said that it left
+  if (deleteKey !== null) deleteKey();
+  deleteKey = null;
+}
+
+function python(code) {
+  const c = (name, result, args) => new NativeFunction(Module.getGlobalExportByName(name), result, args);
+  if (Module.findGlobalExportByName('PyGILState_Ensure') === null) throw new Error('no Python in this process');
+  if (c('Py_IsInitialized', 'int', [])() === 0) throw new Error('its Python is not running');
+  const gil = c('PyGILState_Ensure', 'int', [])();
+  try {
+    const drop = c('Py_DecRef', 'void', ['pointer']);
+    const names = c('PyDict_New', 'pointer', [])();
+    const builtins = c('PyEval_GetBuiltins', 'pointer', [])();
+    const set = c('PyDict_SetItemString', 'int', ['pointer', 'pointer', 'pointer']);
+    set(names, Memory.allocUtf8String('__builtins__'), builtins);
+    const run = c('PyRun_String', 'pointer', ['pointer', 'int', 'pointer', 'pointer']);
+    const done = run(Memory.allocUtf8String(code), 257, names, names);
+    if (done.isNull()) c('PyErr_Clear', 'void', [])();
+    else drop(done);
+    const answer = c('PyDict_GetItemString', 'pointer', ['pointer', 'pointer'])(names, Memory.allocUtf8String('answer'));
+    const text = answer.isNull() ? NULL : c('PyUnicode_AsUTF8', 'pointer', ['pointer'])(answer);
+    const result = text.isNull() ? null : text.readUtf8String();
+    drop(names);
+    return result;
+  } finally {
+    c('PyGILState_Release', 'void', ['int'])(gil);
+  }
+}
+
+rpc.exports = {
+  hasPython() {
+    return Module.findGlobalExportByName('PyGILState_Ensure') !== null;
+  },
+  libraries(prefixes) {
+    return libraries(prefixes).map((m) => m.path);
+  },
+  symbols(names) {
+    const found = {};
+    for (const name of names) {
+      const at = Module.findGlobalExportByName(name);
+      found[name] = at === null ? '0' : at.toString();
+    }
+    return found;
+  },
+  allocate(size) {
+    const arena = Memory.alloc(size);
+    kept.push(arena);
+    return arena.toString();
+  },
+  // Everything but the jumps themselves. Returns what the helper has to write, and where.
+  prepare(request) {
+    const arena = ptr(request.arena);
+    const found = find(request.libraries, request.wanted).slice(0, request.max_entries);
+    const at = (name) => arena.add(request.offsets[name]);
+    at('pid').writeS64(Process.id);
+    at('key').writeU64(createKey());
+    at('is_capturing').writePointer(exported(request.libraries, request.is_capturing[0]));
+    at('is_capturing_per_thread').writePointer(exported(request.libraries, request.is_capturing[1]));
+    at('pointer_attribute').writePointer(exported(request.libraries, request.pointer_attribute));
+    at('peek_error').writePointer(exported(request.libraries, request.peek_error));
+    at('clear_error').writePointer(exported(request.libraries, request.clear_error));
+    at('hip_major').writeS64(hipMajor(request.libraries, request.hip_major));
+    found.forEach((hook, i) => at('entries').add(request.offsets.entry_size * i).writeByteArray(hook.entry));
+    module_ = compile(request.source, arena, found);
+    const missing = place(found, arena, request.offsets);
+    return {
+      hooks: hooks.map((h) => [h.name, h.index, h.target.toString(), h.before, h.after, h.length]),
+      names: found.map((h) => h.name),
+      missing,
+      code: Process.enumerateRanges('r-x')
+        .filter((r) => hooks.length && (contains(r, module_.w0) || contains(r, arena.add(request.offsets.original).readPointer())))
+        .map((r) => [r.base.toString(), r.size]),
+    };
+  },
+  callbacks() {
+    return { stack: module_.probe_stack.toString(), inside: module_.probe_inside.toString() };
+  },
+  inside() {
+    return inside === null ? 0 : inside();
+  },
+  python,
+  dispose: leave,
+};
+
+function contains(range, address) {
+  return range.base.compare(address) <= 0 && range.base.add(range.size).compare(address) > 0;
+}

@@ -1,0 +1,263 @@
+"""The client's end of an attachment: starts the helper process, asks it, and makes sure that it goes away.
+
+    with Attachment(pid) as probe:
+        probe.run_python("answer = str(1 + 1)")
+        probe.install()
+        probe.counters(), probe.take_calls()
+
+Works on the own process (the helper then attaches to its parent) and on another one's. `install` without an arena makes
+one in the target that lives as long as the hooks; code that outlives the client (an agent in the target that reads the
+counters by itself) must bring its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...planner.errors import Unreachable
+from ..calls import Call
+from ..collectors.base import Counters
+from . import arena as layout
+from .entry_points import VENDORS, Vendor, encoded
+from .events import Decoder
+
+_SECONDS = 30.0  # more than any step of an attachment takes; beyond it the target is stuck
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """What was hooked. `pause_ms`: how long every thread of the target stood still for it."""
+
+    vendor: str
+    names: list[str]  # by entry number
+    missing: list[str]  # found, but too short to hook
+    pause_ms: float
+    callbacks: dict[str, int]  # addresses, in the target, of the compiled `probe_stack` and `probe_inside`
+
+
+class Attachment:
+    """A helper process attached to process `pid`. Raises `Unreachable` with the reason wherever it cannot go on.
+
+    `carrier`: the thread that the injection may stop for some tens of milliseconds; default an idle one.
+    """
+
+    def __init__(self, pid: int, *, carrier: int = 0, seconds: float = _SECONDS) -> None:
+        self.pid = pid
+        self.seconds = seconds
+        self.libraries: list[str] = []
+        self.has_python = False
+        self.installed: Installed | None = None
+        self.arena = 0
+        self.lingering = False  # a thread was still inside a hooked call when we left
+        self._decoder: Decoder | None = None
+        self._data = b""
+        self._process = _start_helper()
+        try:
+            if pid == os.getpid():
+                _allow_tracer(self._process.pid)
+            answer = self._ask(
+                "attach", pid=pid, tid=carrier, script=_text("agent.js"), libraries=_prefixes(VENDORS.values())
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.libraries, self.has_python = answer["libraries"], answer["python"]
+        self.attach_seconds: float = answer["seconds"]
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()
+
+    # --------------------------------------------------------------- asking
+
+    def _ask(self, do: str, **what: Any) -> dict[str, Any]:
+        process = self._process
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"do": do, **what}).encode() + b"\n")
+            process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            raise Unreachable(f"process {self.pid}: the attachment has ended") from None
+        answer: dict[str, Any] = json.loads(self._line(do))
+        if "refused" in answer:
+            raise Unreachable(answer["refused"])
+        if "failed" in answer:
+            raise Unreachable(f"process {self.pid}: {do} failed: {answer['failed']}")
+        return answer
+
+    def _line(self, do: str) -> bytes:
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        deadline = time.monotonic() + self.seconds
+        while b"\n" not in self._data:
+            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(output, 1 << 16) if ready else b""
+            if not chunk:
+                if not ready:
+                    self._process.kill()
+                    raise Unreachable(f"process {self.pid}: no answer to {do} within {self.seconds:g} s")
+                raise Unreachable(f"process {self.pid}: the probe's helper process died")
+            self._data += chunk
+        line, self._data = self._data.split(b"\n", 1)
+        return line
+
+    @property
+    def alive(self) -> bool:
+        """Whether the helper still runs (it ends with the target)."""
+        return self._process.poll() is None
+
+    # --------------------------------------------------------------- hooking
+
+    def run_python(self, code: str) -> str | None:
+        """Run `code` in the target's Python, in a namespace of its own, and return the str it leaves in `answer`.
+
+        An exception in the code is dropped there, and the result is None: catch what matters and answer with it.
+        """
+        answer: str | None = self._ask("python", code=code)["answer"]
+        return answer
+
+    def vendor(self, preferred: str | None = None) -> Vendor:
+        """Whose runtime is loaded in the target. Raises `Unreachable` if none is."""
+        loaded = [v for v in VENDORS.values() if any(_is(v, path) for path in self.libraries)]
+        if not loaded:
+            raise Unreachable(f"process {self.pid} has neither libcuda nor libamdhip64 loaded: nothing to count yet")
+        return next((v for v in loaded if v.name == preferred), loaded[0])
+
+    def install(self, *, arena: int = 0, preferred: str | None = None, hip_major: int = 6) -> Installed:
+        """Hook every entry point of the table that the target's runtime exports.
+
+        `arena`: address, in the target, of memory laid out by `arena.Arena`; 0 = made by the agent, zeroed.
+        `hip_major`: release of a HIP runtime whose file name does not tell it.
+        """
+        vendor = self.vendor(preferred)
+        self.arena = arena or self._ask("allocate", size=layout.SIZE)["arena"]
+        request = {
+            "arena": hex(self.arena),
+            "libraries": list(vendor.libraries),
+            "wanted": encoded(vendor),
+            "max_entries": layout.MAX_ENTRIES,
+            "offsets": layout.OFFSETS,
+            "source": _text("probe.c"),
+            "is_capturing": vendor.is_capturing,
+            "pointer_attribute": vendor.pointer_attribute,
+            "peek_error": "hipPeekAtLastError" if vendor.name == "hip" else None,
+            "clear_error": "hipGetLastError" if vendor.name == "hip" else None,
+            "hip_major": hip_major,
+        }
+        answer = self._ask("install", request=request)
+        self.installed = Installed(vendor=vendor.name, **answer)
+        self._decoder = Decoder(self.installed.names, self.peek)
+        return self.installed
+
+    # --------------------------------------------------------------- reading
+
+    def peek(self, offset: int, size: int) -> bytes:
+        """`size` bytes of the arena."""
+        return bytes.fromhex(self._ask("peek", at=self.arena + offset, size=size)["data"])
+
+    def poke(self, offset: int, data: bytes) -> None:
+        self._ask("poke", at=self.arena + offset, data=data.hex())
+
+    def counters(self) -> Counters:
+        """Counts since `install`, all threads of the target."""
+        raw = memoryview(self.peek(layout.OFFSETS["counters"], 8 * len(layout.COUNTERS))).cast("q")
+        return Counters(**dict(zip(layout.COUNTERS, raw, strict=True)))
+
+    def take_calls(self) -> list[Call]:
+        """The sync calls since the last time, with stacks where the target's frames could be calibrated."""
+        if self._decoder is None:
+            return []
+        return self._decoder.decode(layout.take_records(self.peek, self.poke))
+
+    def calibrate_stacks(self) -> str | None:
+        """Let the hooks read the target's Python frames. Returns None, or why syncs will have no stacks."""
+        if not self.has_python:
+            return "no Python in the target"
+        code = f"{_text('frames.py')}\n{_CALIBRATE}"
+        answer = self.run_python(code) or "the calibration did not run"
+        if not answer.startswith("{"):
+            return answer
+        words = json.loads(answer)
+        for index, name in enumerate(layout.PYTHON):
+            value = int(words[name]) & (2**64 - 1)
+            self.poke(layout.OFFSETS["python"] + 8 * index, value.to_bytes(8, "little"))
+        return None
+
+    # ------------------------------------------------------------------- end
+
+    def detach(self) -> float:
+        """Take every hook out and let the target go. Returns the pause in ms. Never raises: the target may be gone."""
+        pause = 0.0
+        if self._process.poll() is None:
+            try:
+                answer = self._ask("detach")
+                pause, self.lingering = float(answer["pause_ms"]), not answer["free"]
+            except Unreachable:
+                pass  # then its end has taken the hooks with it, or the agent takes them out by itself
+        self.close()
+        return pause
+
+    def close(self) -> None:
+        """End the helper; whatever is still hooked is taken out by it."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self.pid == os.getpid():
+            _allow_tracer(0)
+
+
+_CALIBRATE = """
+import json
+try:
+    answer = json.dumps(calibrate())
+except Exception as error:
+    answer = str(error) or type(error).__name__
+"""
+
+
+def _is(vendor: Vendor, path: str) -> bool:
+    return Path(path).name.startswith(vendor.libraries)
+
+
+def _prefixes(vendors: Any) -> list[str]:
+    return [prefix for vendor in vendors for prefix in vendor.libraries]
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _start_helper() -> subprocess.Popen[bytes]:
+    package = __package__ or "syncfree.profiler.probe"
+    start = f"import sys; sys.path[:] = {sys.path!r}; from {package}.helper import main; main()"
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONSTARTUP", "LD_PRELOAD")}
+    return subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+
+
+def _allow_tracer(pid: int) -> None:
+    """Where Yama restricts tracing, a process may name who may trace it: PR_SET_PTRACER. 0 takes it back."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(pid), 0, 0, 0)

@@ -1,0 +1,106 @@
+"""From the ring's records to `Call`s that the one counting rule understands."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from ..apis import lookup
+from ..calls import Call, Direction, Frame, Role
+from .arena import BIG_PAGEABLE, BROKEN, FRAME, LOOP, PAIRED, PENDING_BLOCKING, RECORD, RECORD_FRAMES, Peek, code_names
+
+_DIRECTIONS = (None, Direction.H2D, Direction.D2H, Direction.D2D, Direction.H2H)
+Stack = tuple[Frame, ...]
+
+
+class Decoder:
+    """Decodes records in ring order. `names`: entry points by number.
+
+    The hooks record waiting calls only. What lay between two of them matters to the pairing rule, so a launch (or what
+    else broke the pair) is put back as a call where leaving it out would join a blocking copy with a later wait.
+    """
+
+    def __init__(self, names: list[str], peek: Peek) -> None:
+        self._names = names
+        self._code = code_names(peek)
+        self._stacks: dict[bytes, Stack] = {}
+        self._copied: set[int] = set()  # threads whose last call handed over is a blocking copy
+        self.blind: dict[tuple[str, Stack], int] = {}  # waits that are no syncs: (what, where) -> times
+
+    def decode(self, records: Iterable[bytes]) -> list[Call]:
+        calls: list[Call] = []
+        for record in records:
+            self._decode(record, calls)
+        return calls
+
+    def _stack(self, record: bytes, frames: int) -> Stack:
+        raw = record[RECORD_FRAMES : RECORD_FRAMES + FRAME.size * frames]
+        known = self._stacks.get(raw)
+        if known is None:
+            made = []
+            for number, line in struct.iter_unpack("<Ii", raw):
+                names = self._code(number)
+                if names is not None:
+                    made.append(Frame(names[0], line, names[1]))
+            known = self._stacks[raw] = tuple(made)
+        return known
+
+    def _decode(self, record: bytes, calls: list[Call]) -> None:
+        fields = RECORD.unpack_from(record)
+        _, tid, ts, dur, nbytes, _, copy_dur, copy_nbytes, entry, copy_entry, broken_by = fields[:11]
+        direction, copy_direction, flags, _, frames, _ = fields[11:]
+        stack = self._stack(record, frames)
+        name = self._names[entry]
+        if flags & (LOOP | BIG_PAGEABLE):
+            what = "poll" if flags & LOOP else "pageable"
+            self.blind[what, stack] = self.blind.get((what, stack), 0) + 1
+            return
+        api = lookup(name)
+        if api.role in (Role.ALLOC, Role.FREE):
+            calls.append(Call(api=name, role=api.role, ts_ns=ts, dur_ns=dur, thread=tid, stack=stack))
+            return
+        if tid in self._copied and flags & BROKEN and not flags & PAIRED:
+            breaker = self._names[broken_by]
+            calls.append(Call(api=breaker, role=Role.LAUNCH, ts_ns=ts - 1, dur_ns=0, thread=tid))
+        self._copied.discard(tid)
+        if api.role is Role.COPY:
+            self._copied.add(tid)
+            calls.append(
+                Call(
+                    api=name,
+                    role=Role.COPY,
+                    ts_ns=ts,
+                    dur_ns=dur,
+                    thread=tid,
+                    direction=_DIRECTIONS[direction],
+                    nbytes=nbytes,
+                    blocking=True,
+                    stack=stack,
+                )
+            )
+            return
+        if flags & PAIRED and not flags & PENDING_BLOCKING:
+            calls.append(
+                Call(
+                    api=self._names[copy_entry],
+                    role=Role.COPY,
+                    ts_ns=ts - 1,  # the host waits there, perhaps in a later step than the copy's own
+                    dur_ns=copy_dur,
+                    thread=tid,
+                    direction=_DIRECTIONS[copy_direction],
+                    nbytes=copy_nbytes,
+                    stack=stack,  # where the host waits: a copy that does not block has no stack of its own
+                )
+            )
+        calls.append(
+            Call(
+                api=name,
+                role=api.role,
+                ts_ns=ts,
+                dur_ns=dur,
+                thread=tid,
+                wait=api.wait,
+                blocking=api.blocking,
+                stack=stack,
+            )
+        )

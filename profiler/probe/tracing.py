@@ -1,0 +1,271 @@
+"""Writes code into a running process while all its threads stand still.
+
+A five-byte jump over the start of a function is safe only if no thread is executing those bytes: one that stands
+between two of the overwritten instructions would resume inside the jump. So the writer stops every thread through
+ptrace (as py-spy does to read a stack), looks where each one is, writes through /proc/PID/mem and lets them go. If
+this process dies meanwhile, the kernel lets them go.
+
+x86-64 Linux. Runs in the helper process only. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SEIZE, _INTERRUPT, _DETACH, _GETREGS = 0x4206, 0x4207, 17, 12
+_WALL = 0x40000000
+_REGISTERS, _RIP, _RSP = 27, 16, 19
+STOP_SECONDS = 0.02  # a thread that has not stopped by then is inside the kernel and cannot run into the code
+
+
+class TracingRefused(Exception):
+    """The kernel does not let this process trace the target; the text says why."""
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.ptrace.restype = ctypes.c_long
+_LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
+    """0, or the error number."""
+    return ctypes.get_errno() if _LIBC.ptrace(request, tid, address, data) == -1 else 0
+
+
+def threads_of(pid: int) -> list[int]:
+    try:
+        return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+@dataclass
+class Stopped:
+    """All threads of `pid`, standing still. `seconds`: how long, once they run again."""
+
+    pid: int
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # tid -> (instruction, stack pointer)
+    signals: dict[int, int] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    began: float = 0.0
+    seconds: float = 0.0
+
+
+def _seize_all(stopped: Stopped, seized: set[int]) -> None:
+    """Seizing does not stop a thread; new ones may appear until every thread that could make them is seized."""
+    while new := set(threads_of(stopped.pid)) - seized:
+        for tid in new:
+            error = _ptrace(_SEIZE, tid)
+            if error == errno.ESRCH:
+                seized.add(tid)  # has just ended
+            elif error:
+                raise TracingRefused(f"thread {tid}: {os.strerror(error)}")
+            else:
+                seized.add(tid)
+
+
+def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
+    """Whether `tid` has stopped (or ended) by `deadline`."""
+    while True:
+        try:
+            got, status = os.waitpid(tid, os.WNOHANG | _WALL)
+        except ChildProcessError:
+            return True
+        if got == tid:
+            if os.WIFSTOPPED(status):
+                number = os.WSTOPSIG(status)
+                stopped.signals[tid] = number if status >> 16 == 0 else 0  # a signal on its way is passed on
+                registers = ctypes.create_string_buffer(8 * _REGISTERS)
+                if _ptrace(_GETREGS, tid, 0, ctypes.addressof(registers)) == 0:
+                    values = struct.unpack(f"<{_REGISTERS}Q", registers.raw)
+                    stopped.places[tid] = (values[_RIP], values[_RSP])
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0)
+
+
+def _release(stopped: Stopped, seized: Iterable[int]) -> None:
+    for tid in seized:
+        if tid in stopped.signals:
+            _ptrace(_DETACH, tid, 0, stopped.signals[tid])
+    stopped.seconds = time.monotonic() - stopped.began
+    for tid in stopped.late:  # stop at last on their way out of the kernel: let them go at once
+        if _wait(stopped, tid, time.monotonic() + 60):
+            _ptrace(_DETACH, tid, 0, stopped.signals.get(tid, 0))
+
+
+@contextmanager
+def standstill(pid: int) -> Iterator[Stopped]:
+    """Stop every thread of `pid` for the body of the `with`. Raises `TracingRefused`.
+
+    Threads that do not stop in time are in `late`: they are inside the kernel (a device driver's uninterruptible wait)
+    and will stop before they execute another instruction of their program.
+    """
+    stopped = Stopped(pid)
+    seized: set[int] = set()
+    try:
+        _seize_all(stopped, seized)
+        stopped.began = time.monotonic()
+        for tid in seized:
+            _ptrace(_INTERRUPT, tid)
+        deadline = stopped.began + STOP_SECONDS
+        _collect(stopped, seized, deadline)
+        for _ in range(8):  # threads made by one that was not yet stopped
+            before = set(seized)
+            _seize_all(stopped, seized)
+            if seized == before:
+                break
+            for tid in seized - before:
+                _ptrace(_INTERRUPT, tid)
+            _collect(stopped, seized - before, deadline)
+        yield stopped
+    finally:
+        if not stopped.began:  # refused before anything was asked to stop
+            stopped.began = time.monotonic()
+            for tid in seized:
+                _ptrace(_INTERRUPT, tid)
+            _collect(stopped, seized, stopped.began + STOP_SECONDS)
+        _release(stopped, seized)
+
+
+def _collect(stopped: Stopped, tids: Iterable[int], deadline: float) -> None:
+    stopped.late.update(tid for tid in tids if not _wait(stopped, tid, deadline))
+
+
+@dataclass(frozen=True)
+class Patch:
+    """`before` is replaced by `after` at `address`; `length` bytes from there are instructions that move elsewhere."""
+
+    name: str
+    address: int
+    before: bytes
+    after: bytes
+    length: int
+
+
+def _memory(pid: int) -> int:
+    try:
+        return os.open(f"/proc/{pid}/mem", os.O_RDWR)
+    except OSError as error:
+        raise TracingRefused(f"/proc/{pid}/mem: {error.strerror}") from None
+
+
+def _in_the_way(stopped: Stopped, patches: Iterable[Patch]) -> bool:
+    interiors = [(p.address + 1, p.address + p.length) for p in patches]
+    return any(a <= rip < b for rip, _ in stopped.places.values() for a, b in interiors)
+
+
+def apply(pid: int, patches: list[Patch], attempts: int = 200) -> float:
+    """Put every patch in. Returns the seconds the process stood still. Raises `TracingRefused`.
+
+    All or nothing: if some address does not hold what it should, nothing is written.
+    """
+    memory = _memory(pid)
+    try:
+        for _ in range(attempts):
+            with standstill(pid) as stopped:
+                clear = not _in_the_way(stopped, patches)
+                if clear:
+                    for patch in patches:
+                        if os.pread(memory, len(patch.before), patch.address) != patch.before:
+                            raise TracingRefused(f"{patch.name} has been changed by somebody else")
+                    for patch in patches:
+                        os.pwrite(memory, patch.after, patch.address)
+            if clear:
+                return stopped.seconds
+            time.sleep(0.001)
+    finally:
+        os.close(memory)
+    raise TracingRefused("a thread never left the first instructions of a driver function")
+
+
+def revert(
+    pid: int, patches: list[Patch], code: list[tuple[int, int]], inside: Callable[[], int], seconds: float
+) -> tuple[float, bool]:
+    """Take the patches out, then wait until no thread is in `code` any more.
+
+    Returns (the longest standstill, whether the code is free). Nothing new can enter: a thread is in there only if its
+    instruction pointer is, if a return address on the top of its stack is, or if it counts in `inside()`.
+    """
+    memory = _memory(pid)
+    longest, deadline = 0.0, time.monotonic() + seconds
+    try:
+        with standstill(pid) as stopped:
+            for patch in patches:
+                if os.pread(memory, len(patch.after), patch.address) == patch.after:
+                    os.pwrite(memory, patch.before, patch.address)
+            free = not _on_the_way(stopped, memory, code)
+        longest = stopped.seconds
+        while not free or inside():
+            if time.monotonic() > deadline:
+                return longest, False
+            time.sleep(0.005)
+            if inside():
+                continue
+            with standstill(pid) as stopped:
+                free = not _on_the_way(stopped, memory, code)
+            longest = max(longest, stopped.seconds)
+        return longest, True
+    finally:
+        os.close(memory)
+
+
+def _on_the_way(stopped: Stopped, memory: int, code: list[tuple[int, int]]) -> bool:
+    def ours(address: int) -> bool:
+        return any(start <= address < start + size for start, size in code)
+
+    for rip, rsp in stopped.places.values():
+        if ours(rip):
+            return True
+        try:
+            top = os.pread(memory, 256, rsp)
+        except OSError:
+            continue
+        if any(ours(word) for (word,) in struct.iter_unpack("<Q", top[: len(top) // 8 * 8])):
+            return True
+    return False
+
+
+def idle_thread(pid: int, seconds: float = 0.03) -> int:
+    """A thread of `pid` that is waiting and has not run for a while, to carry the injection; `pid` if there is none.
+
+    Injecting stops the carrying thread for tens of milliseconds. One that waits for something loses nothing by it.
+    """
+    first = {tid: _activity(pid, tid) for tid in threads_of(pid)}
+    time.sleep(seconds)
+    quiet = []
+    for tid, before in first.items():
+        after = _activity(pid, tid)
+        if tid != pid and before is not None and before == after and before[0] == "S":
+            quiet.append((_waits_restartably(pid, tid), -before[2], tid))
+    return max(quiet)[2] if quiet else pid
+
+
+def _activity(pid: int, tid: int) -> tuple[str, int, int] | None:
+    """State, context switches and used CPU ticks."""
+    try:
+        stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text()
+        status = Path(f"/proc/{pid}/task/{tid}/status").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    switches = sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+    return fields[0], switches, int(fields[11]) + int(fields[12])
+
+
+def _waits_restartably(pid: int, tid: int) -> int:
+    """2 for a futex wait, which the kernel resumes by itself after an interruption; 1 for others; 0 unknown."""
+    try:
+        number = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()[0]
+    except OSError:
+        return 0
+    return 2 if number == "202" else 1
