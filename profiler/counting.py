@@ -98,8 +98,6 @@ def count_syncs(calls: Iterable[Call]) -> list[Sync]:
             if copy is not None and call.wait in (Wait.STREAM, Wait.EVENT) and not _waits_elsewhere(copy, call):
                 found.append(Sync(_copy_kind(copy), copy, _blocked(copy, call)))
                 continue
-            if copy is not None and copy.blocking:
-                found.append(Sync(_copy_kind(copy), copy, _blocked(copy)))
             found += _unpaired(copy)
             found.append(Sync((call.wait or Wait.DEVICE).value, call, _blocked(call)))
             continue

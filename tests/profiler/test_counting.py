@@ -48,7 +48,6 @@ def kinds(made):
         ([("cudaMemcpyAsync", D2H), "cudaDeviceSynchronize"], ["device"]),
         ([("cudaMemcpyAsync", D2H)], []),
         ([("hipMemcpyWithStream", D2H)], ["d2h"]),
-        ([("hipMemcpyWithStream", D2H), "hipDeviceSynchronize"], ["d2h", "device"]),
         ([("hipMemcpyWithStream", D2H), "hipLaunchKernel"], ["d2h"]),
         ([("hipMemcpyWithStream", D2H), "hipStreamSynchronize"], ["d2h"]),
         ([("hipMemcpyWithStream", D2H), ("hipMemcpyWithStream", H2D)], ["d2h", "h2d"]),
