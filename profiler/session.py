@@ -280,11 +280,12 @@ class Profiler:
 
 
 def _harvest(collector: Collector, totals: Counters | None) -> Evidence:
+    calls = collector.drain()  # first: what it could see, and its notes, are only known now
     notes = getattr(collector, "notes", None)
     return Evidence(
         name=collector.name,
         sees=collector.sees,
-        calls=collector.drain(),
+        calls=calls,
         blind=collector.blind,
         notes=notes() if callable(notes) else [],
         marks=totals is not None,

@@ -1,59 +1,73 @@
-"""Collector `kineto`: torch.profiler as ground truth. Sees every runtime call with times; slows a step about 1.7x."""
+"""Collector `kineto`: torch.profiler as ground truth. Sees every runtime call with times; slows a step about 1.7x.
+
+What it recorded is read back by the trace reader, so that a live profile and a trace file of the same run cannot
+disagree, and so that no figure depends on a torch version's private event objects.
+"""
 
 from __future__ import annotations
 
-import json
-import threading
+import tempfile
 from bisect import bisect_right
-from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from ...planner.errors import Unreachable
-from ..apis import lookup
-from ..calls import Call, Direction, Frame, Role
-from ..counting import mark_captured
+from ..calls import Call, Frame
+from ..counting import count_syncs, mark_captured
+from ..readers import run_ahead
+from ..readers.kineto import read_kineto
+from ..readers.process_trace import ProcessTrace, Range
+from ..readers.stacks import attach_stacks
+from ..readers.steps import RangeFilter
+from ..report import Note
 from .base import Counters
 
 _MARK = "syncfree.mark#"
-_API = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime", "privateuse1_driver"})
-_COPY_NAMES = {"HtoD": Direction.H2D, "DtoH": Direction.D2H, "DtoD": Direction.D2D, "PtoP": Direction.D2D}
-_HIP_KIND = {"1": Direction.H2D, "2": Direction.D2H, "3": Direction.D2D}
+_SEES = frozenset({"syncs", "maybe", "copies", "bytes", "launches", "captured", "blocked", "kernels"})
 
 
 class KinetoCollector:
-    """Records with torch.profiler between start and stop; device calls and, on request, Python stacks (`with_stack`).
+    """Records with torch.profiler between start and stop: runtime calls, device records, and what enclosed them.
 
-    Raises `Unreachable` where torch has no device or another torch.profiler session is already running.
+    `with_stack`: also Python stacks, which name source lines but slow the process many times over and take minutes to
+    write for some tens of engine steps; without them a site is named by its operator. Raises `Unreachable` where torch
+    has no device or another torch.profiler session is running.
     """
 
     name = "kineto"
     thread_bound = True  # torch.profiler sees the host calls of the thread that started it; only that one may stop it
-    sees = frozenset({"syncs", "maybe", "copies", "bytes", "launches", "captured", "blocked", "kernels"})
     blind = "its own cost: about 1.7x on an eager step; calls made before recording began; polling loops"
 
-    def __init__(self, with_stack: bool = True) -> None:
+    def __init__(self, with_stack: bool = False) -> None:
         self.with_stack = with_stack
+        self.sees: frozenset[str] = _SEES
         self.kernels_run: int | None = None
         self._profile: Any = None
-        self._marks: list[int] = []  # perf_counter_ns of each mark, in order
+        self._notes: list[Note] = []
 
     def start(self) -> None:
         import torch
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import profile
 
-        if not torch.cuda.is_available():
-            raise Unreachable("collector kineto: this torch sees no CUDA or ROCm device, so it has no device calls")
         config = torch._C._profiler._ExperimentalConfig(verbose=True) if self.with_stack else None
         self._profile = profile(
-            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            activities=self._activities(),
             with_stack=self.with_stack,
             experimental_config=config,
         )
         try:
             self._profile.start()
         except RuntimeError as error:
+            self._profile = None
             raise Unreachable(f"collector kineto: torch.profiler did not start: {error}") from error
-        self._marks = []
+
+    def _activities(self) -> list[Any]:
+        import torch
+        from torch.profiler import ProfilerActivity
+
+        if not torch.cuda.is_available():
+            raise Unreachable("collector kineto: this torch sees no CUDA or ROCm device, so it has no device calls")
+        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 
     def mark(self, now_ns: int) -> Counters | None:
         import torch
@@ -73,129 +87,89 @@ class KinetoCollector:
         profile, self._profile = self._profile, None
         if profile is None:
             return []
-        results = profile.profiler.kineto_results
-        events = results.events()
-        clock = _Clock(events)
-        device = _device_records(events)
-        self.kernels_run = sum(1 for e in events if _activity(e) == "kernel")
-        stacks = _Stacks(results, events) if self.with_stack else None
-        calls = []
-        for event in events:
-            if _activity(event) not in _API:
-                continue
-            call = _call(event, clock, device)
-            if stacks is not None and call.role in (Role.SYNC, Role.COPY, Role.MEMSET, Role.FREE, Role.ALLOC):
-                call.stack = stacks.at(call.thread, event.start_ns())
-            calls.append(call)
-        calls.sort(key=lambda c: c.ts_ns)
-        mark_captured(calls)
+        with tempfile.TemporaryDirectory(prefix="syncfree-kineto-") as folder:
+            path = Path(folder) / "recording.json"
+            profile.export_chrome_trace(str(path))
+            [trace, *_] = read_kineto(path, RangeFilter(f"{_MARK}*"))
+        calls = self._read(trace)
+        if self.with_stack:
+            lines = _Lines(profile.profiler.kineto_results)
+            for call in calls:
+                if call.stack:
+                    call.stack = lines.exact(call.thread, call.ts_ns, call.stack)
+        clock = Clock(trace.ranges)
+        for call in calls:
+            call.ts_ns = clock.ours(call.ts_ns)
         return calls
 
+    def _read(self, trace: ProcessTrace) -> list[Call]:
+        joined = run_ahead.join(trace)
+        trace.calls.sort(key=lambda call: call.ts_ns)
+        mark_captured(trace.calls)
+        run_ahead.mark_ran(trace, joined)
+        syncs = count_syncs(call for call in trace.calls if not call.captured)
+        attach_stacks(trace, [sync.call for sync in syncs])
+        run_ahead.attribute_idle(trace, syncs)
+        if "api" not in trace.kinds:
+            # A profiler that delivers nothing (another CUPTI client holds the device) must not read as "no syncs".
+            self.sees = frozenset()
+            text = "torch.profiler delivered no runtime calls: another profiler may hold the device; figures are null"
+            self._notes.append(Note(kind="collector", text=text))
+        elif "kernel" in trace.kinds and not trace.kernels_unknown:
+            self.kernels_run = trace.records.kind.count(trace.records.KERNEL)
+        return trace.calls
 
-def _activity(event: Any) -> str:
-    kind = event.activity_type() if hasattr(event, "activity_type") else ""
-    return str(kind)
-
-
-def _device_records(events: Any) -> dict[int, Any]:
-    """Copies and memsets on the device, by correlation id."""
-    found: dict[int, Any] = {}
-    for event in events:
-        if _activity(event) in ("gpu_memcpy", "gpu_memset"):
-            found[event.correlation_id()] = event
-    return found
-
-
-def _metadata(event: Any) -> dict[str, Any]:
-    text = event.metadata_json() if hasattr(event, "metadata_json") else ""
-    try:
-        parsed = json.loads("{" + text.strip().strip("{}") + "}") if text else {}
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+    def notes(self) -> list[Note]:
+        return self._notes
 
 
-def _call(event: Any, clock: _Clock, device: dict[int, Any]) -> Call:
-    name = str(event.name())
-    api = lookup(name)
-    call = Call(
-        api=name,
-        role=api.role,
-        wait=api.wait,
-        direction=api.direction,
-        blocking=api.blocking,
-        ts_ns=clock.ours(event.start_ns()),
-        dur_ns=event.duration_ns(),
-        thread=event.device_resource_id(),
-        correlation=event.correlation_id(),
-    )
-    if api.role is Role.COPY:
-        record = device.get(event.correlation_id())
-        kind = str(_metadata(event).get("kind", ""))
-        if kind in _HIP_KIND:  # ROCm labels pinned copies DtoD on the device; the call's own argument is the truth
-            call.direction = _HIP_KIND[kind]
-        if record is not None:
-            label = str(record.name())
-            if call.direction is None:
-                call.direction = next((d for key, d in _COPY_NAMES.items() if key in label), None)
-            call.pageable = "Pageable" in label
-            nbytes = _metadata(record).get("bytes")
-            call.nbytes = int(nbytes) if nbytes is not None else None
-            # CUDA waits inside the call for a pageable read, whatever the caller asked for.
-            call.blocking = call.blocking or (call.pageable and call.direction is Direction.D2H)
-    return call
-
-
-class _Clock:
+class Clock:
     """Kineto's nanoseconds to perf_counter_ns, exact at every mark and never across one."""
 
-    def __init__(self, events: Any) -> None:
-        pairs: list[tuple[int, int]] = []
-        for event in events:
-            name = event.name()
-            # On a GPU each mark also has a twin on the device's timeline; only the host's tells our clock.
-            if name.startswith(_MARK) and _activity(event) in ("user_annotation", "cpu_op", ""):
-                pairs.append((event.start_ns(), int(name[len(_MARK) :])))
-        pairs.sort()
-        self.theirs: list[int] = [theirs for theirs, _ in pairs]
-        self.mine: list[int] = [mine for _, mine in pairs]
+    def __init__(self, ranges: list[Range]) -> None:
+        # A mark may have a twin on the device's timeline; the host's is the one that comes first.
+        first: dict[int, int] = {}
+        for item in ranges:
+            if item.name.startswith(_MARK):
+                mine = int(item.name[len(_MARK) :])
+                first[mine] = min(item.start_ns, first.get(mine, item.start_ns))
+        pairs = sorted((theirs, mine) for mine, theirs in first.items())
+        self.theirs = [theirs for theirs, _ in pairs]
+        self.mine = [mine for _, mine in pairs]
 
     def ours(self, ts: int) -> int:
         if not self.mine:
             return ts
         at = max(0, bisect_right(self.theirs, ts) - 1)
         moved = self.mine[at] + ts - self.theirs[at]
-        if at + 1 < len(self.mine) and ts >= self.theirs[at]:
-            return min(moved, self.mine[at + 1] - 1)
-        return moved
+        if ts < self.theirs[at]:
+            return min(moved, self.mine[at] - 1)
+        return min(moved, self.mine[at + 1] - 1) if at + 1 < len(self.mine) else moved
 
 
-class _Stacks:
-    """Python stacks by thread and time, from torch.profiler's event tree."""
+class _Lines:
+    """Exact lines: the trace file has where each function begins, torch.profiler's event tree where each call stood."""
 
-    def __init__(self, results: Any, events: Any) -> None:
-        threads = {e.start_thread_id(): e.device_resource_id() for e in events if _activity(e) == "python_function"}
-        spans: dict[int, list[tuple[int, int, tuple[Frame, ...]]]] = defaultdict(list)
-        here = threading.get_native_id()
-        todo: list[tuple[Any, tuple[Frame, ...]]] = [(node, ()) for node in results.experimental_event_tree()]
+    def __init__(self, results: Any) -> None:
+        found: list[tuple[int, int, Frame]] = []
+        todo = list(results.experimental_event_tree())
         while todo:
-            node, stack = todo.pop()
+            node = todo.pop()
             caller = getattr(node.extra_fields, "caller", None)
             if caller is not None:
-                # A caller's frame carries the line it stood on when it made this call.
                 frame = Frame(caller.file_name, caller.line_number, caller.function_name)
-                stack = (frame, *stack)
-                spans[threads.get(node.start_tid, here)].append((node.start_time_ns, node.end_time_ns, stack))
-            todo.extend((child, stack) for child in node.children)
-        self.spans = {thread: sorted(items, key=lambda s: (s[0], -s[1])) for thread, items in spans.items()}
-        self.starts = {thread: [item[0] for item in items] for thread, items in self.spans.items()}
+                found.append((node.start_time_ns, node.end_time_ns, frame))
+            todo.extend(node.children)
+        found.sort(key=lambda item: (item[0], -item[1]))
+        self.found = found
+        self.starts = [item[0] for item in found]
 
-    def at(self, thread: int, ts: int) -> tuple[Frame, ...]:
-        """The innermost Python call that was open on `thread` at `ts`."""
-        items = self.spans.get(thread, [])
-        at = bisect_right(self.starts.get(thread, []), ts) - 1
-        while at >= 0:
-            if items[at][1] >= ts:
-                return items[at][2]
-            at -= 1
-        return ()
+    def exact(self, thread: int, ts: int, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+        """`stack` with the lines at which its functions stood at `ts`; a frame without a match keeps its own."""
+        lines: dict[tuple[str, str], Frame] = {}
+        for start, end, frame in reversed(self.found[: bisect_right(self.starts, ts)]):
+            if end >= ts:
+                lines.setdefault((Path(frame.file).name, frame.function), frame)
+            if ts - start > 10_000_000_000:
+                break
+        return tuple(lines.get((Path(frame.file).name, frame.function), frame) for frame in stack)
