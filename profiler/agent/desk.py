@@ -194,7 +194,10 @@ class Desk:
         """Move a stopping recording on, and drop one whose client fell silent."""
         session = self._session
         if session is not None:
+            began = time.monotonic()
             self._advance(session)
+            # Bringing in a large recording keeps this thread busy: that silence is ours, not the client's.
+            self._expires += time.monotonic() - began
             if time.monotonic() > self._expires:
                 logger.warning("syncfree: a recording was dropped: nothing heard of its client %d", self._owner)
                 self._drop(session)
