@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,9 @@ def ensure_agent(*, rank: int = 0, engine: str | None = None, path: Path | None 
     with _lock:
         if _current is None or _current.pid != os.getpid():
             _current = Agent(Recorder(rank=rank, engine=engine), path).start()
+            worker = sys.modules.get("multiprocessing.util")
+            if worker is not None:  # its child processes end without running atexit
+                worker.Finalize(None, _current.close, exitpriority=10)
         return _current
 
 
