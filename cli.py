@@ -119,15 +119,39 @@ def _profile_socket(paths: list[Path] | None, steps: int | None, seconds: float 
         return profile_socket(paths or None, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
 
 
-@app.command(epilog="Example: [bold]syncfree trace rank0.pt.trace.json.gz --json r.json[/]")
+@app.command(
+    epilog="Examples: [bold]syncfree trace rank0.pt.trace.json.gz --json > r.json[/], "
+    "[bold]syncfree trace results_hip_api_trace.csv --step 'decode*'[/]"
+)
 def trace(
     files: Annotated[list[Path], typer.Argument(help="Kineto, rocprofv3 or Nsight Systems files, or folders of them.")],
-    json: Annotated[
-        str | None, typer.Option("--json", help="Write the report (syncfree.report/1) to this file; - prints it.")
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, not as tables.")] = False,
+    step: Annotated[
+        list[str] | None,
+        typer.Option("--step", help="Ranges of this name or glob are steps (none: no steps)."),
     ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the report to this file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")] = None,
+    perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write tracks for ui.perfetto.dev.")] = None,
+    fail_on: FailOn = None,
+    budget: BudgetFile = None,
 ) -> None:
     """The same report from trace files: PyTorch (CUDA and ROCm), rocprofv3, Nsight Systems."""
-    raise NothingMeasured("trace: not wired")
+    from syncfree.profiler.readers import nothing_measured, read_traces
+
+    wanted = _budget(fail_on, budget)
+    named = step or "auto"
+    report = read_traces(files, steps="none" if named == ["none"] else named)
+    if json:
+        sys.stdout.buffer.write(report.to_json() + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        _show(report)
+    _write(report, output, html, perfetto)
+    reason = nothing_measured(report)
+    if reason is not None:
+        raise NothingMeasured(reason)
+    _judge(report, wanted, quiet=json)
 
 
 def _progress(text: str, steps: int | None = None, seconds: float | None = None) -> AbstractContextManager[Advance]:
@@ -175,6 +199,11 @@ def _budget(fail_on: list[str] | None, file: Path | None) -> Budget | None:
 def _gate(report: Report, budget: Budget | None) -> None:
     if not report.steps and not report.totals.api:
         raise NothingMeasured("no step was recorded: is the engine stepping? send it requests, or record for longer")
+    _judge(report, budget)
+
+
+def _judge(report: Report, budget: Budget | None, quiet: bool = False) -> None:
+    """Exit with the gate's code where it is not kept; `quiet`: stdout holds JSON, so the table goes to stderr."""
     if budget is None:
         return
     from syncfree.profiler.gate import check as judge
@@ -182,7 +211,7 @@ def _gate(report: Report, budget: Budget | None) -> None:
     from syncfree.profiler.renderers.gate import render_gate
 
     gate = judge(report, budget)
-    console().print(render_gate(gate))
+    console(stderr=quiet).print(render_gate(gate))
     if gate.exit_code:
         raise typer.Exit(gate.exit_code)
 

@@ -153,7 +153,7 @@ def render_report(report: Report, title: str | None = None, top: int = 10) -> Re
             Text(f"planner {p.mode}: {figure(p.mismatches)} mismatches, {figure(p.unread)} fields filled but unread")
         )
     for note in report.notes:
-        where = f" ({short_path(note.file)}:{note.line})" if note.file else ""
+        where = f" ({short_path(note.file)}{f':{note.line}' if note.line else ''})" if note.file else ""
         times = f" ×{note.count}" if note.count > 1 else ""
         style = "red" if note.kind == "hazard" else "yellow"
         parts.append(Text.from_markup(f"[{style}]{note.kind}[/]: {escape(note.text)}{escape(where)}{times}"))
