@@ -81,8 +81,6 @@ def _format(path: Path, limits: Limits) -> str:
     if head.startswith(SQLITE):
         return "nsys"
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not start:
-        raise BadInput(f"{path}: expected a trace, got an empty or unreadable file")
     if start[:1] in b"{[":
         return "rocprofv3-json" if _ROCPROFV3.search(head) else "kineto"
     if is_rocprofv3_csv(head):

@@ -23,8 +23,9 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 # What no JSON number is, yet C and C++ programs print: NaN, Infinity, -inf, nan(ind).
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,\s])[-+]?(?:NaN|nan|Infinity|infinity|inf|INF)(?:\(\w*\))?(?=\s*[,\]}])")
 _BAD_ESCAPE = re.compile(rb'\\(?:\\|(?!["/bfnrtu]))')
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_CONTROL = re.compile(rb"[\x00-\x1f]")  # outside of strings these are white space or faults
 _RAW_LIST: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
+_PIECE = 512 << 10
 _TRIES = 8  # boundaries tried from the end of a piece before more text is read
 
 
@@ -39,11 +40,11 @@ class _Ended(Exception):
         self.at = at
 
 
-def repaired(text: bytes) -> bytes:
+def repaired(text: bytes | bytearray) -> bytes:
     """`text` without NaN and the like, bad escapes and control characters; of the same length, so that places hold."""
     text = _NOT_A_NUMBER.sub(lambda m: b'""'.ljust(len(m[0])), text)
     text = _BAD_ESCAPE.sub(lambda m: m[0] if len(m[0]) == 2 else b"/", text)
-    return _CONTROL.sub(b" ", text)
+    return bytes(_CONTROL.sub(b" ", text))
 
 
 class ArrayPieces(Generic[T]):
@@ -68,25 +69,28 @@ class ArrayPieces(Generic[T]):
         self._separator = b""
 
     def batches(self) -> Iterator[list[T]]:
-        wanted = 1 << 19
+        wanted = _PIECE
+        parts, size = [self._pending], len(self._pending)
         for block in self.text:
-            self._pending += block
-            if len(self._pending) < wanted:
+            parts.append(block)
+            size += len(block)
+            if size < wanted:
                 continue
+            self._pending = b"".join(parts)
             batch = self._take()
-            if batch is None:
-                if len(self._pending) > self.text.limits.item:
-                    raise BadInput(
-                        f"{self.text.path}: expected events of at most {self.text.limits.item >> 20} MiB, "
-                        f"got a longer one at byte {self._offset}"
-                    )
-                wanted = 2 * len(self._pending)
-                continue
-            wanted = 1 << 19
-            yield batch
+            if batch is None and size > self.text.limits.item:
+                raise BadInput(
+                    f"{self.text.path}: expected events of at most {self.text.limits.item >> 20} MiB, "
+                    f"got a longer one at byte {self._offset}"
+                )
+            wanted = _PIECE if batch is not None else 2 * size
+            parts, size = [self._pending], len(self._pending)
+            if batch is not None:
+                yield batch
             if self.complete:
                 self._drain()
                 return
+        self._pending = b"".join(parts)
         yield from self._last()
 
     def _drain(self) -> None:
@@ -154,12 +158,13 @@ class ArrayPieces(Generic[T]):
             self.complete = True
             yield batch
             return
+        # So far the text is JSON, only cut: what is behind the last complete element is dropped.
         body = self._pending.rstrip().removesuffix(b",")
         for end in [len(body), *(end for end, _ in self._boundaries())]:
             try:
                 yield self._decode(b"[" + body[:end] + b"]")
                 return
-            except (_Open, _Ended):
+            except (_Open, _Ended, BadInput):
                 continue
 
     def _decode(self, piece: bytes) -> list[T]:

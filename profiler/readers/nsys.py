@@ -45,8 +45,9 @@ def read_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[ProcessTrace]
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             return _NsysReader(path, connection, limits).read()
-    except sqlite3.Error as error:
-        raise BadInput(f"{path}: cannot be read as a database: {error}") from None
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from words of sqlite's about broken text
+        reason = " ".join(str(error).split())[:120]
+        raise BadInput(f"{path}: cannot be read as a database: {reason}") from None
 
 
 class _NsysReader:

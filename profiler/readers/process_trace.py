@@ -19,6 +19,8 @@ from ..report import Note
 from .text import DEFAULT_LIMITS, Limits
 
 _MASK = (1 << 63) - 1
+_FAR = 1 << 62  # nanoseconds: 146 years
+_IMPOSSIBLE = "an event at an impossible time, left out"
 # No launch, copy or wait, but they tell what was recorded into a graph instead of run.
 _CAPTURE_CALLS = frozenset(f"{v}Stream{verb}Capture" for v in ("cuda", "cu", "hip") for verb in ("Begin", "End"))
 
@@ -118,12 +120,14 @@ class ProcessTrace:
         self.kernels_unknown = False  # some ran without a record of their own
         self.odd: Counter[str] = Counter()  # records left out or mended, by what was wrong
         self._name_ids: dict[str, int] = {}
+        self._name_bytes = 0
 
     def name_id(self, name: str) -> int:
         found = self._name_ids.get(name)
         if found is None:
             found = self._name_ids[name] = len(self.names)
             self.names.append(name)
+            self._name_bytes += len(name) + 150
         return found
 
     def note(self, kind: str, text: str, count: int = 1) -> None:
@@ -141,6 +145,9 @@ class ProcessTrace:
         nbytes: int | None = None,
     ) -> Call | None:
         """Count a runtime call by name and keep it if it launches, copies, waits or allocates."""
+        if not -_FAR < ts_ns < _FAR:
+            self.odd[_IMPOSSIBLE] += 1
+            return None
         self.api[api] += 1
         meaning: Api = lookup(api)
         if not self._kept(meaning, api):
@@ -162,8 +169,8 @@ class ProcessTrace:
 
     def duration_of(self, dur_ns: int | None) -> int | None:
         """A host duration, unknown where it cannot be one."""
-        if dur_ns is not None and dur_ns < 0:
-            self.odd["a negative duration, taken as unknown"] += 1
+        if dur_ns is not None and not 0 <= dur_ns < _FAR:
+            self.odd["an impossible duration, taken as unknown"] += 1
             return None
         return dur_ns
 
@@ -171,7 +178,10 @@ class ProcessTrace:
         self, kind: int, correlation: int | None, start_ns: int, dur_ns: int | None, name: str, copy: CopyRecord | None
     ) -> None:
         """Keep a device record; `copy` goes with kind COPY."""
-        if dur_ns is None or dur_ns < 0:
+        if not -_FAR < start_ns < _FAR:
+            self.odd[_IMPOSSIBLE] += 1
+            return
+        if dur_ns is None or not 0 <= dur_ns < _FAR:
             self.odd["a device record without a duration, taken as 0"] += 1
             dur_ns = 0
         self.records.add(kind, correlation, start_ns, dur_ns, self.name_id(name))
@@ -182,10 +192,16 @@ class ProcessTrace:
                 self.loose_copies.append(copy)
 
     def check_size(self) -> None:
-        """`BadInput` where the process has more records than the limits allow."""
+        """`BadInput` where more is kept of the process than the limits allow."""
         spans = sum(len(s) for s in self.frames.values()) + sum(len(s) for s in self.ops.values())
-        if len(self.records) + spans + len(self.calls) + len(self.ranges) > self.limits.records:
-            raise BadInput(f"{self.files[0]}: expected at most {self.limits.records:,} records of a process, got more")
+        rows = len(self.records) + spans
+        objects = len(self.copies) + len(self.loose_copies) + len(self.ranges) + len(self.api) + len(self.threads)
+        kept = 36 * rows + 320 * len(self.calls) + 200 * objects + self._name_bytes
+        if kept > self.limits.kept:
+            raise BadInput(
+                f"{self.files[0]}: expected a trace of which at most {self.limits.kept >> 20} MiB are kept, got more "
+                f"({len(self.records):,} device records, {len(self.calls):,} calls, {spans:,} frames and operators)"
+            )
 
     def finish_notes(self) -> None:
         """Turn what was left out or mended into notes."""

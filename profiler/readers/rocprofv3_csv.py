@@ -75,6 +75,8 @@ class _CsvReader:
                     take(row)
             except StopIteration:
                 break
+            except BadInput:  # is a ValueError, too
+                raise
             except (ValueError, IndexError, OverflowError, csv.Error):
                 self.trace.odd["a CSV row that cannot be read, left out"] += 1
             if rows.line_num % 65536 == 0:

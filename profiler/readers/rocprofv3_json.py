@@ -98,10 +98,12 @@ def read_rocprofv3_json(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Pro
     document = _decode(path, data)
     del data
     processes = document.processes if isinstance(document.processes, list) else [document.processes]
+    if not processes:
+        raise BadInput(f"{path}: expected records of a process, found none")
     return [_process(path, process, limits) for process in processes]
 
 
-def _decode(path: Path, data: bytes) -> Document:
+def _decode(path: Path, data: bytes | bytearray) -> Document:
     try:
         return msgspec.json.decode(data, type=Document)
     except msgspec.ValidationError as error:

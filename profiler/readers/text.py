@@ -23,15 +23,15 @@ _FREE_RATIO = 64 * MIB  # below this much text the packing ratio does not matter
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of reading one file; beyond any of them reading stops with `BadInput`. Sizes are bytes.
 
-    Memory stays below about `item` * 4 + 64 bytes a device record or Python frame + 400 bytes a launch, copy or sync
-    call; a format that has to be decoded whole takes about 3 * `whole`.
+    Peak memory is about 30 MB + 4 * `item` (only if an event is that long) + `kept`; for a format that has to be
+    decoded whole about 3 times its text.
     """
 
     unpacked: int = 8192 * MIB  # text of one file
-    ratio: int = 400  # text : packed bytes, once there are 64 MiB of text; real traces stay below 60
+    ratio: int = 200  # text : packed bytes, once there are 64 MiB of text; real traces stay below 60
     item: int = 32 * MIB  # one event, or what stands before the first
-    whole: int = 512 * MIB  # formats that cannot be read in pieces (rocprofv3 JSON)
-    records: int = 10_000_000  # device records, calls and frames kept of one process
+    whole: int = 512 * MIB  # text of a format that cannot be read in pieces (rocprofv3 JSON)
+    kept: int = 512 * MIB  # what is kept of a process: some 36 bytes a kernel or frame, 320 a launch, copy or wait
 
 
 DEFAULT_LIMITS = Limits()
@@ -56,14 +56,14 @@ class Text:
     def __iter__(self) -> Iterator[bytes]:
         return self._blocks
 
-    def whole(self, limit: int) -> bytes:
+    def whole(self, limit: int) -> bytearray:
         """All of the text; `BadInput` beyond `limit` bytes."""
-        parts: list[bytes] = []
+        text = bytearray()
         for block in self._blocks:
-            parts.append(block)
+            text += block
             if self.size > limit:
                 raise BadInput(f"{self.path}: expected at most {limit >> 20} MiB of text in this format, got more")
-        return b"".join(parts)
+        return text
 
     def _read(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
@@ -133,12 +133,15 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def head_of(path: Path, limits: Limits = DEFAULT_LIMITS, size: int = 64 << 10) -> bytes:
-    """The first bytes of a file's text (a file that is no gzip: of the file), to tell its format by."""
+    """The first bytes of a file's text, to tell its format by. Raises `BadInput` where there are none."""
+    text = Text(path, limits)
     parts: list[bytes] = []
-    have = 0
-    for block in Text(path, limits):
+    for block in text:
         parts.append(block)
-        have += len(block)
-        if have >= size:
+        if text.size >= size:
             break
-    return b"".join(parts)[:size]
+    head = b"".join(parts)[:size]
+    if not head.strip():
+        why = f"gzip data that cannot be unpacked ({text.damaged})" if text.damaged else "an empty file"
+        raise BadInput(f"{path}: expected a trace, got {'a gzip file that ends at once' if text.truncated else why}")
+    return head
