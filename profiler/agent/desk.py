@@ -98,6 +98,7 @@ class Desk:
         if isinstance(request, Stop):
             session.close(request.force)
             self._advance(session, request.force)
+            self._renew()  # bringing in a large recording may have taken longer than a lease
             return self._state(request.id, session)
         if isinstance(request, Fetch):
             return self._part(request, session)

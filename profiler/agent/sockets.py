@@ -260,22 +260,24 @@ def _live(folder: Path) -> list[Address]:
 
 
 def clean_stale(folder: Path) -> list[Path]:
-    """Remove the sockets in our own `folder` whose process is dead and where nothing listens. Returns their paths."""
+    """Remove the sockets in our own `folder` where nothing listens and whose lock nobody holds. Returns their paths.
+
+    The process id in the name decides nothing: a zombie has one still, another container has its own count of them.
+    """
     removed = []
-    for path in _entries(folder):
-        # The process id may be of another container that shares the folder, so a dead id alone proves nothing.
-        plain = path.with_name(path.name.removesuffix(".lock"))
-        name = _NAME.fullmatch(plain.name)
-        if name is None or _alive(int(name["pid"])) or (_look(plain) is not None and probe(plain) is None):
+    for path in dict.fromkeys(path.with_name(path.name.removesuffix(".lock")) for path in _entries(folder)):
+        about = _look(path)
+        if _NAME.fullmatch(path.name) is None or (about is not None and not stat.S_ISSOCK(about.st_mode)):
             continue
-        lock = _take_lock(plain)
+        if about is not None and probe(path) is None:
+            continue
+        lock = _take_lock(path)
         if lock is None:
             continue
-        about = _look(plain)
-        if about is not None and stat.S_ISSOCK(about.st_mode) and probe(plain) is not None:
-            plain.unlink(missing_ok=True)
-            removed.append(plain)
-        _lock_path(plain).unlink(missing_ok=True)
+        if about is not None and probe(path) is not None:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+        _lock_path(path).unlink(missing_ok=True)
         os.close(lock)
     return removed
 
@@ -285,16 +287,6 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def _look(path: Path) -> os.stat_result | None:

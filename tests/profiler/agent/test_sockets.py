@@ -318,15 +318,24 @@ def test_live_sockets_are_found_by_pid_and_rank_and_others_are_not(folder, liste
     assert [(a.pid, a.rank, a.uid) for a in found] == [(os.getpid(), rank, os.geteuid()) for rank in (0, 3)]
 
 
-def test_sockets_of_dead_processes_are_removed_with_their_locks(folder, listening):
+def test_stale_sockets_are_removed_with_their_locks(folder, listening):
     gone = dead_pid()
     leave_stale(folder / f"{gone}-0.sock")
     (folder / f"{gone}-0.sock.lock").write_text("")
     (folder / f"{gone}-1.sock.lock").write_text("")
-    leave_stale(folder / f"{os.getpid()}-0.sock")  # its process lives: not ours to judge
+    leave_stale(folder / f"{os.getpid()}-0.sock")  # a living process that has ended its agent, or a zombie
+    leave_stale(folder / "notes.sock")
     (folder / "other").write_text("kept")
     assert sockets.discover(folder) == []
-    assert sorted(p.name for p in folder.iterdir()) == [f"{os.getpid()}-0.sock", "other"]
+    assert sorted(p.name for p in folder.iterdir()) == ["notes.sock", "other"]
+
+
+def test_a_path_that_is_claimed_but_not_bound_yet_is_not_stale(folder):
+    claim = sockets.claim(folder / "1-0.sock")
+    leave_stale(folder / "1-0.sock")
+    assert sockets.clean_stale(folder) == []
+    assert (folder / "1-0.sock").exists()
+    claim.release()
 
 
 def test_a_socket_that_somebody_listens_on_stays_though_its_pid_is_unknown_here(folder, listening):
