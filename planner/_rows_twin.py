@@ -64,7 +64,7 @@ def read_rows(
 
 
 def _plausible(value: object) -> bool:
-    return isinstance(value, int | np.integer) and 0 <= value <= INT32_MAX
+    return isinstance(value, int | np.integer) and bool(0 <= value <= INT32_MAX)
 
 
 def _pick(mapping: dict[str, int], rows: list[str]) -> Iterable[int]:

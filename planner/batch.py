@@ -21,6 +21,7 @@ from .segments import QueryLens, Segment, Split, cut
 
 if TYPE_CHECKING:
     from .classify import Classification
+    from .plan import MetadataPlan
 
 
 class Batch:
@@ -43,6 +44,7 @@ class Batch:
         "flag_lens",
         "given_flags",
         "num_tokens",
+        "plans",
         "prefill_lens",
         "query_lens",
         "req_ids",
@@ -65,6 +67,7 @@ class Batch:
     given_flags: BoolArray | None  # the engine's own is_prefilling, where it came with the batch
     flag_lens: Int32Array | None  # else what that flag compares against, where prefill_lens is something else
     classification: Classification | None  # filled by classify()
+    plans: list[tuple[Any, bool, MetadataPlan]]  # filled by planners: one plan for all builders with equal settings
 
     def __init__(
         self,
@@ -104,6 +107,7 @@ class Batch:
         self.given_flags = self._is_prefilling = is_prefilling
         self.flag_lens = flag_lens
         self.classification = None
+        self.plans = []
         self._given_max_seq_len = max_seq_len
         self._max_query_len: int | None = None
         self._query_start_loc: Int32Array | None = None

@@ -17,6 +17,10 @@ class UnorderedBatch(BadInput):
     """A batch whose row order the attention backend would mis-serve; the text names the row."""
 
 
+class InexactBatch(BadInput):
+    """A batch with rows known only by bounds, where a field needs exact lengths on the host: fall back to upstream."""
+
+
 class SkippedField(SyncfreeError, KeyError):
     """A plan was asked for a field that it left out; the text is the reason for leaving it out."""
 

@@ -4,17 +4,19 @@
 0.1.2x give; `*_shapes` give the sizes of the buffers those kernels are called with.
 """
 
-from .decode import mla_decode
+from .decode import PackingRule, mla_decode, packing_rule
 from .prefill import ps_prefill
 from .sizes import mla_decode_max_splits, mla_decode_shapes, ps_prefill_shapes
 from .work import ClusterSchedule, WorkSchedule
 
 __all__ = [
     "ClusterSchedule",
+    "PackingRule",
     "WorkSchedule",
     "mla_decode",
     "mla_decode_max_splits",
     "mla_decode_shapes",
+    "packing_rule",
     "ps_prefill",
     "ps_prefill_shapes",
 ]

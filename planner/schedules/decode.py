@@ -210,3 +210,43 @@ def _refuse(qo: Int32Array, kv: Int32Array, uniform: int, longest: int) -> NoRet
             at = int(over[0])
             raise BadInput(f"qo_indptr[{at + 1}]: expected at most max_seqlen_qo = {longest} rows, got {lens[at]}")
     raise BadInput(f"kv_indptr: expected a batch whose work costs fit int32 ({INT32_MAX}), got {kv[-1]} tokens")
+
+
+class PackingRule(NamedTuple):
+    """All that decides a schedule besides the lengths."""
+
+    fold: int  # requests of 16 heads per request
+    tiles_per_request: int  # query tiles of a folded request
+    workgroups: int
+    num_splits: int  # workgroups that the work is shared out over
+    overhead: int  # blocks of KV that starting a piece costs
+    drops_empty: bool  # a request without KV that does not fit its workgroup gets no piece
+
+
+def packing_rule(
+    requests: int,
+    *,
+    num_heads: int,
+    num_cu: int,
+    gfx: str,
+    q_dtype: str,
+    kv_dtype: str,
+    max_seqlen_qo: int,
+    uni_seqlen_qo: int = -1,
+    max_split_per_batch: int = -1,
+    experimental: bool = False,
+    planner: str = "auto",
+) -> PackingRule:
+    """The rule `mla_decode` packs a batch of `requests` by, for a scheduler that runs where the lengths are known.
+
+    Arguments and refusals as there; page size 1.
+    """
+    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, 1, bool(experimental))
+    choice("planner", planner, PLANNERS)
+    requests = integer("requests", requests, 1)
+    num_splits = rule.workgroups
+    if max_split_per_batch != -1:
+        integer("max_split_per_batch", max_split_per_batch, 1)
+        num_splits = min(num_splits, max_split_per_batch * requests * rule.fold)
+    drops_empty = _runs_parallel(planner, rule, gfx, max_seqlen_qo, requests, uni_seqlen_qo < 0)
+    return PackingRule(rule.fold, rule.tiles_per_request, rule.workgroups, num_splits, rule.overhead, drops_empty)
