@@ -58,6 +58,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     direction: Direction | None = None  # role COPY only; None = not known
     nbytes: int | None = None
     pageable: bool | None = None  # role COPY: whether the host side is pageable memory
+    maybe: bool | None = None  # whether it may have waited, where the collector knows better than the rule
     blocking: bool = False  # COPY, MEMSET: this call alone waits for the device (hipMemcpyWithStream, cudaMemcpy...)
     captured: bool = False  # recorded into a graph, did not run
     correlation: int | None = None  # joins the call with its device records

@@ -78,7 +78,7 @@ def _unpaired(copy: Call | None) -> list[Sync]:
         return []
     if copy.blocking:
         return [Sync(_copy_kind(copy), copy, _blocked(copy))]
-    if copy.pageable and copy.direction is Direction.H2D:
+    if copy.pageable and copy.direction is Direction.H2D and copy.maybe is not False:
         return [Sync("maybe", copy, _blocked(copy))]  # staged through pinned memory of the driver's: may wait
     return []
 
@@ -90,7 +90,7 @@ def count_syncs(calls: Iterable[Call]) -> list[Sync]:
     for call in sorted(calls, key=lambda c: c.ts_ns):
         role = call.role
         if role not in _BREAKS_PAIR:
-            if role in (Role.ALLOC, Role.FREE):
+            if role in (Role.ALLOC, Role.FREE) and call.maybe is not False:
                 found.append(Sync("maybe", call, _blocked(call)))
             continue
         copy = pending.pop(call.thread, None)

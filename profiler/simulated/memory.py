@@ -83,8 +83,7 @@ class Allocator:
         self.mallocs += 1
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        # Measured not to wait: growth by cudaMalloc goes on while the device is busy.
-        self._runtime.other("cudaMalloc")
+        self._runtime.allocate("cudaMalloc")
         return segment
 
     def empty_cache(self) -> None:
@@ -113,7 +112,7 @@ class PinnedMemory:
         if self._reserved.get(size):
             self._reserved[size] -= 1
         else:
-            self._runtime.other("cudaHostAlloc")  # measured not to wait
+            self._runtime.allocate("cudaHostAlloc")
 
         def forget(_: Any) -> None:
             self._known.pop(key, None)

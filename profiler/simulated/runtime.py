@@ -20,7 +20,6 @@ CAPTURE_ERROR = (
     "A graph capture cannot contain a wait of the host"
 )
 BLIND_PAGEABLE_BYTES = 4 << 20  # measured: a pageable upload of this size blocks the host without any sync call
-# A small pageable d2h copy of a scalar goes through torch's own pinned word; everything else by where it lies.
 
 
 class Stream:
@@ -130,6 +129,7 @@ class Runtime:
             nbytes=nbytes,
             pageable=pageable,
             blocking=blocking,
+            maybe=False,  # measured: a small pageable upload does not wait, a large one does (noted below)
             captured=stream.capture is not None,
         )
         if call is not None and value is not None:
@@ -162,9 +162,13 @@ class Runtime:
     def other(self, api: str) -> None:
         RECORDER.emit(api, Role.OTHER)
 
+    def allocate(self, api: str) -> None:
+        """Memory from the driver: measured not to wait, even while the device is busy."""
+        RECORDER.emit(api, Role.ALLOC, maybe=False)
+
     def free(self, api: str = "cudaFree") -> None:
         """A free waits for the device; not where this recording has seen the device drained and idle since."""
-        RECORDER.emit(api, Role.OTHER if self.is_seen_idle() else Role.FREE, with_stack=True)
+        RECORDER.emit(api, Role.FREE, with_stack=True, maybe=not self.is_seen_idle())
 
     # ------------------------------------------------------------------ waits
 

@@ -119,3 +119,12 @@ def test_an_asynchronous_copy_waited_for_on_another_line_is_one_sync_of_the_wait
     made[2].stack = (Frame("engine.py", 10, "fetch"),)
     [sync] = count_syncs(made)
     assert (sync.kind, sync.call) == ("d2h", made[0])
+
+
+@pytest.mark.parametrize("names", [["cudaFree"], ["cudaMalloc"], [("cudaMemcpyAsync", H2D)]])
+def test_a_collector_that_knows_better_overrules_maybe(names):
+    [call] = calls(*names)
+    call.pageable = call.role is Role.COPY
+    assert kinds([call]) == ["maybe"]
+    call.maybe = False
+    assert kinds([call]) == []
