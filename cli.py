@@ -231,6 +231,31 @@ def check(
     _gate(Report.load(report), wanted)
 
 
+@app.command(epilog="Example: [bold]syncfree diff main.json branch.json --markdown >> $GITHUB_STEP_SUMMARY[/]")
+def diff(
+    before: Annotated[Path, typer.Argument(help="The report to compare with.")],
+    after: Annotated[Path, typer.Argument(help="The report that may have changed.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
+) -> None:
+    """Compare two reports per class and source line: exit 1 where something got worse."""
+    import msgspec
+    from syncfree.profiler import Report
+    from syncfree.profiler.diff import compare
+    from syncfree.profiler.renderers.console import console
+    from syncfree.profiler.renderers.diff import render_diff, render_markdown
+
+    difference = compare(Report.load(before), Report.load(after))
+    if json:
+        print(msgspec.json.encode(difference).decode())
+    elif markdown:
+        print(render_markdown(difference))
+    else:
+        console().print(render_diff(difference))
+    if difference.exit_code:
+        raise typer.Exit(difference.exit_code)
+
+
 def _usage(error: Exception) -> int:
     """A usage error as one line; the help itself where the command was called with nothing."""
     if type(error).__name__ == "NoArgsIsHelpError":
