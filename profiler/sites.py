@@ -14,8 +14,8 @@ from .calls import Frame
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # backends/ stays visible: the embedded engine's own syncs are what its profile is about.
-_OWN = tuple(f"{_PACKAGE / part}/" for part in ("profiler", "planner"))
-_STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
+OWN = tuple(f"{_PACKAGE / part}/" for part in ("profiler", "planner"))
+STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
 _TORCH_PARTS = ("/torch/", "/site-packages/torch/", "/dist-packages/torch/")
 MAX_DEPTH = 48
 
@@ -25,11 +25,11 @@ def is_foreign(file: str) -> bool:
     """Whether a frame in `file` is a user's: not torch, not this profiler, not the standard library."""
     if file.startswith("<"):
         return file == "<stdin>" or file.startswith("<ipython")
-    if file.startswith(_OWN):
+    if file.startswith(OWN):
         return False
     if file.startswith("torch/") or any(part in file for part in _TORCH_PARTS):  # Kineto strips site-packages
         return False
-    return not (file.startswith(_STDLIB) and "/site-packages/" not in file)
+    return not (file.startswith(STDLIB) and "/site-packages/" not in file)
 
 
 def capture(skip: int = 1) -> tuple[Frame, ...]:

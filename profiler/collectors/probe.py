@@ -13,6 +13,7 @@ import sys
 import threading
 
 from ...planner.errors import Unreachable
+from .. import sites
 from ..calls import Call
 from ..probe import arena as layout
 from ..probe import frames
@@ -89,10 +90,7 @@ class ProbeCollector:
         """Let the hooks read Python frames, after a trial walk has found what `sys._getframe` finds."""
         assert self._arena is not None
         try:
-            words = frames.calibrate()
-            for index, name in enumerate(layout.PYTHON):
-                value = int(words[name]) & (2**64 - 1)
-                self._arena.poke(layout.OFFSETS["python"] + 8 * index, value.to_bytes(8, "little"))
+            layout.set_python(self._arena.poke, frames.calibrate(), sites.OWN, sites.STDLIB)
             if not _walk_matches(walker, self._arena):
                 raise frames.LayoutUnknown("a trial walk did not find the frames that sys._getframe() finds")
         except frames.LayoutUnknown as error:
@@ -209,16 +207,17 @@ class ProbeCollector:
     def _describe_blind(self) -> None:
         if self._decoder is None:
             return
-        from ..sites import blamed
-
         said = {
             "poll": "a loop of queries waits here; it is no sync call and not counted",
             "pageable": "a host-to-device copy of 4 MiB or more from pageable memory waits here, without a sync call",
         }
+        where: dict[tuple[str, str | None, int | None], int] = {}
         for (what, stack), times in self._decoder.blind.items():
-            frame = blamed(stack)
-            file, line = (frame.file, frame.line) if frame else (None, None)
-            self._notes.append(Note(kind="blind", text=said[what], file=file, line=line, count=times))
+            frame = sites.blamed(stack)
+            key = (said[what], frame.file if frame else None, frame.line if frame else None)
+            where[key] = where.get(key, 0) + times
+        for (text, file, line), times in where.items():
+            self._notes.append(Note(kind="blind", text=text, file=file, line=line, count=times))
 
 
 class _Carrier:

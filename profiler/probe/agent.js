@@ -23,13 +23,13 @@ function libraries(prefixes) {
   return Process.enumerateModules().filter((m) => prefixes.some((p) => m.name.startsWith(p)));
 }
 
-// The exports of `wanted` ([name, entry bytes, hot]) in the loaded libraries; one hook an address.
+// The exports of `wanted` ([export, entry bytes, hot, name]) in the loaded libraries; one hook an address.
 function find(prefixes, wanted) {
   const seen = new Set();
   const found = [];
   for (const library of libraries(prefixes)) {
-    for (const [name, entry, hot] of wanted) {
-      const target = library.findExportByName(name);
+    for (const [symbol, entry, hot, name] of wanted) {
+      const target = library.findExportByName(symbol);
       if (target === null || seen.has(target.toString())) continue;
       seen.add(target.toString());
       found.push({ name, entry, hot, target, library });

@@ -24,10 +24,11 @@ COUNTERS = (
     "d2h h2d stream device event memset copy maybe copies_d2h copies_h2d copies_d2d copies_unknown "
     "bytes_d2h bytes_h2d kernels graphs captured blocked_ns"
 ).split()
-PAIRED, PENDING_BLOCKING, BROKEN, BIG_PAGEABLE, LOOP = 1, 2, 4, 8, 16
+PAIRED, COPY_NOTED, BROKEN, BIG_PAGEABLE, LOOP, BLOCKING = 1, 2, 4, 8, 16, 32
+PREFIX = 256
 
 _WORDS = [
-    *("magic", "size", *COUNTERS, "polls", "big_pageable", "captures", "ring_head", "ring_tail", "ring_dropped"),
+    *("magic", "size", *COUNTERS, "polls", "captures", "ring_head", "ring_tail", "ring_dropped"),
     *("threads_used", "threads_lost", "codes_used", "pool_used", "codes_lost", "pid", "hip_major", "key"),
     *("is_capturing", "is_capturing_per_thread", "pointer_attribute", "peek_error", "clear_error"),
 ]
@@ -38,9 +39,9 @@ PYTHON = (
 ).split()
 
 ENTRY = struct.Struct("7B7b")
-THREAD_SIZE = 8 * (10 + MAX_ENTRIES)
-THREAD_CALLS = 8 * 10
-CODE = struct.Struct("<QQIIIIBB6x")
+THREAD_CALLS = 8 * 12
+THREAD_SIZE = THREAD_CALLS + 8 * MAX_ENTRIES
+CODE = struct.Struct("<QQIIIIBBB5x")
 RECORD = struct.Struct("<Qqqqqqqqhhh6B")
 FRAME = struct.Struct("<Ii")
 RECORD_FRAMES = RECORD.size
@@ -48,7 +49,8 @@ RECORD_SIZE = (RECORD.size + FRAME.size * MAX_FRAMES + 7) // 8 * 8
 
 OFFSETS: dict[str, int] = {name: 8 * i for i, name in enumerate(_WORDS)}
 OFFSETS["counters"] = OFFSETS[COUNTERS[0]]
-OFFSETS["python"] = 8 * len(_WORDS)
+OFFSETS["prefixes"] = 8 * len(_WORDS)
+OFFSETS["python"] = OFFSETS["prefixes"] + 3 * PREFIX
 OFFSETS["entries"] = OFFSETS["python"] + 8 * len(PYTHON)
 OFFSETS["entry_size"] = ENTRY.size
 OFFSETS["original"] = OFFSETS["entries"] + ENTRY.size * MAX_ENTRIES
@@ -107,6 +109,17 @@ def set_word(poke: Poke, name: str, value: int) -> None:
     poke(OFFSETS[name], struct.pack("<q", value))
 
 
+def set_python(poke: Poke, words: dict[str, int], own: tuple[str, ...], stdlib: str) -> None:
+    """Let the hooks walk stacks: `words` from frames.calibrate(), path prefixes as sites.py has them."""
+    for index, prefix in enumerate((*own[:2], *[""] * (2 - len(own)), stdlib)):
+        poke(OFFSETS["prefixes"] + PREFIX * index, prefix.encode("latin-1", "replace")[: PREFIX - 1] + b"\0")
+    ready = PYTHON.index("ready")
+    for index, name in enumerate(PYTHON):
+        if index != ready:
+            poke(OFFSETS["python"] + 8 * index, (int(words[name]) & (2**64 - 1)).to_bytes(8, "little"))
+    poke(OFFSETS["python"] + 8 * ready, (1).to_bytes(8, "little"))
+
+
 def calls(peek: Peek, entries: int) -> list[int]:
     """How often each entry point was called, all threads together."""
     used = min(word(peek, "threads_used"), MAX_THREADS)
@@ -151,7 +164,7 @@ def code_names(peek: Peek) -> Callable[[int], tuple[str, str] | None]:
         result: tuple[str, str] | None = None
         if 0 < number <= CODES:
             row: tuple[Any, ...] = CODE.unpack(peek(OFFSETS["codes"] + CODE.size * (number - 1), CODE.size))
-            state, _, file, file_bytes, name, name_bytes, file_kind, name_kind = row
+            state, _, file, file_bytes, name, name_bytes, file_kind, name_kind, _ = row
             if state == 2:
                 result = text(file, file_bytes, file_kind), text(name, name_bytes, name_kind)
         known[number] = result

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from ...planner.errors import Unreachable
+from .. import sites
 from ..calls import Call
 from ..collectors.base import Counters
 from . import arena as layout
@@ -188,10 +189,8 @@ class Attachment:
         answer = self.run_python(code) or "the calibration did not run"
         if not answer.startswith("{"):
             return answer
-        words = json.loads(answer)
-        for index, name in enumerate(layout.PYTHON):
-            value = int(words[name]) & (2**64 - 1)
-            self.poke(layout.OFFSETS["python"] + 8 * index, value.to_bytes(8, "little"))
+        found = json.loads(answer)
+        layout.set_python(self.poke, found["words"], sites.OWN, found["stdlib"])
         return None
 
     # ------------------------------------------------------------------- end
@@ -227,9 +226,9 @@ class Attachment:
 
 
 _CALIBRATE = """
-import json
+import json, sysconfig
 try:
-    answer = json.dumps(calibrate())
+    answer = json.dumps({"words": calibrate(), "stdlib": sysconfig.get_paths()["stdlib"] + "/"})
 except Exception as error:
     answer = str(error) or type(error).__name__
 """

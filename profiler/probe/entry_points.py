@@ -39,7 +39,8 @@ class Reads(IntEnum):
 class EntryPoint:
     """One function of the API and the exports that carry it.
 
-    `suffixes`: the exported variants. `since`: the first release that has it ("" = as old as the library itself).
+    `suffixes`: the exported variants. `mangled`: the export's C++ name, in releases that declare it without extern "C".
+    `since`: the first release that has it ("" = as old as the library itself).
     """
 
     name: str
@@ -51,10 +52,14 @@ class EntryPoint:
     src: int = -1
     stream: int = -1
     since: str = ""
+    mangled: str = ""
 
-    def exports(self) -> Iterator[str]:
+    def exports(self) -> Iterator[tuple[str, str]]:
+        """(exported symbol, name to report)."""
         for suffix in self.suffixes:
-            yield self.name + suffix
+            yield self.name + suffix, self.name + suffix
+        if self.mangled:
+            yield self.mangled, self.name
 
     @property
     def role(self) -> Role:
@@ -132,6 +137,8 @@ CUDA = Vendor(
         EntryPoint("cuMemcpy3DPeerAsync", _S, stream=1, since="4.0"),
         EntryPoint("cuMemcpyBatchAsync", _S, reads=Reads.BATCH, stream=8, since="12.8"),
         EntryPoint("cuMemcpyBatchAsync", _2S, reads=Reads.BATCH, stream=7, since="13.0"),
+        EntryPoint("cuMemcpy3DBatchAsync", _S, reads=Reads.UNKNOWN, stream=4, since="12.8"),
+        EntryPoint("cuMemcpy3DBatchAsync", _2S, reads=Reads.UNKNOWN, stream=3, since="13.0"),
         # memsets
         *_many("cuMemsetD8 cuMemsetD16 cuMemsetD32 cuMemsetD2D8 cuMemsetD2D16 cuMemsetD2D32", suffixes=_2D),
         *_many("cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async", suffixes=_S, stream=3, since="3.2"),
@@ -165,8 +172,16 @@ HIP = Vendor(
         EntryPoint("hipExtLaunchKernel", stream=7),
         EntryPoint("hipLaunchCooperativeKernel", _SPT, stream=7),
         EntryPoint("hipModuleLaunchKernel", stream=8),
-        EntryPoint("hipExtModuleLaunchKernel", stream=8),
-        EntryPoint("hipHccModuleLaunchKernel", stream=8),
+        EntryPoint(
+            "hipExtModuleLaunchKernel",
+            stream=8,
+            mangled="_Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j",
+        ),
+        EntryPoint(
+            "hipHccModuleLaunchKernel",
+            stream=8,
+            mangled="_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_",
+        ),
         EntryPoint("hipModuleLaunchCooperativeKernel", stream=8, since="5.5"),
         *_many(
             "hipLaunchCooperativeKernelMultiDevice hipExtLaunchMultiKernelMultiDevice "
@@ -242,12 +257,12 @@ _DIRECTIONS = {None: 0, Direction.H2D: 1, Direction.D2H: 2, Direction.D2D: 3, Di
 _OTHER = 8
 
 
-def encoded(vendor: Vendor) -> list[tuple[str, list[int], bool]]:
-    """(export, bytes of probe.c's `Entry`, whether it is a launch) for every export of the table."""
+def encoded(vendor: Vendor) -> list[tuple[str, list[int], bool, str]]:
+    """(export, bytes of probe.c's `Entry`, whether it is a launch, name) for every export of the table."""
     wanted = []
     for point in vendor.table:
         api = lookup(point.name)
-        for export in point.exports():
+        for export, name in point.exports():
             first, second = (*point.nbytes, -1, -1)[:2]
             signed = (point.capture, point.kind, first, second, point.dst, point.src, point.stream)
             row = [
@@ -260,7 +275,7 @@ def encoded(vendor: Vendor) -> list[tuple[str, list[int], bool]]:
                 int(export.endswith(("_ptsz", "_ptds", "_spt"))),
                 *(value & 0xFF for value in signed),
             ]
-            wanted.append((export, row, api.role in (Role.LAUNCH, Role.GRAPH_LAUNCH)))
+            wanted.append((export, row, api.role in (Role.LAUNCH, Role.GRAPH_LAUNCH), name))
     return wanted
 
 

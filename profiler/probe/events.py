@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 from ..apis import lookup
 from ..calls import Call, Direction, Frame, Role
-from .arena import BIG_PAGEABLE, BROKEN, FRAME, LOOP, PAIRED, PENDING_BLOCKING, RECORD, RECORD_FRAMES, Peek, code_names
+from .arena import (
+    BIG_PAGEABLE,
+    BLOCKING,
+    BROKEN,
+    COPY_NOTED,
+    FRAME,
+    LOOP,
+    PAIRED,
+    RECORD,
+    RECORD_FRAMES,
+    Peek,
+    code_names,
+)
 
 _DIRECTIONS = (None, Direction.H2D, Direction.D2H, Direction.D2D, Direction.H2H)
 Stack = tuple[Frame, ...]
@@ -16,15 +28,15 @@ Stack = tuple[Frame, ...]
 class Decoder:
     """Decodes records in ring order. `names`: entry points by number.
 
-    The hooks record waiting calls only. What lay between two of them matters to the pairing rule, so a launch (or what
-    else broke the pair) is put back as a call where leaving it out would join a blocking copy with a later wait.
+    The hooks record calls that wait, or may. What lay between two of them matters to the pairing rule, so a launch (or
+    what else broke the pair) is put back as a call where leaving it out would join a copy with a later wait.
     """
 
     def __init__(self, names: list[str], peek: Peek) -> None:
         self._names = names
         self._code = code_names(peek)
         self._stacks: dict[bytes, Stack] = {}
-        self._copied: set[int] = set()  # threads whose last call handed over is a blocking copy
+        self._copied: set[int] = set()  # threads whose last call handed over is a copy
         self.blind: dict[tuple[str, Stack], int] = {}  # waits that are no syncs: (what, where) -> times
 
     def decode(self, records: Iterable[bytes]) -> list[Call]:
@@ -51,11 +63,12 @@ class Decoder:
         direction, copy_direction, flags, _, frames, _ = fields[11:]
         stack = self._stack(record, frames)
         name = self._names[entry]
-        if flags & (LOOP | BIG_PAGEABLE):
-            what = "poll" if flags & LOOP else "pageable"
-            self.blind[what, stack] = self.blind.get((what, stack), 0) + 1
-            return
         api = lookup(name)
+        if flags & LOOP:
+            self.blind["poll", stack] = self.blind.get(("poll", stack), 0) + 1
+            return
+        if flags & BIG_PAGEABLE:
+            self.blind["pageable", stack] = self.blind.get(("pageable", stack), 0) + 1
         if api.role in (Role.ALLOC, Role.FREE):
             calls.append(Call(api=name, role=api.role, ts_ns=ts, dur_ns=dur, thread=tid, stack=stack))
             return
@@ -65,21 +78,7 @@ class Decoder:
         self._copied.discard(tid)
         if api.role is Role.COPY:
             self._copied.add(tid)
-            calls.append(
-                Call(
-                    api=name,
-                    role=Role.COPY,
-                    ts_ns=ts,
-                    dur_ns=dur,
-                    thread=tid,
-                    direction=_DIRECTIONS[direction],
-                    nbytes=nbytes,
-                    blocking=True,
-                    stack=stack,
-                )
-            )
-            return
-        if flags & PAIRED and not flags & PENDING_BLOCKING:
+        if flags & PAIRED and not flags & COPY_NOTED:
             calls.append(
                 Call(
                     api=self._names[copy_entry],
@@ -89,9 +88,10 @@ class Decoder:
                     thread=tid,
                     direction=_DIRECTIONS[copy_direction],
                     nbytes=copy_nbytes,
-                    stack=stack,  # where the host waits: a copy that does not block has no stack of its own
+                    stack=stack,  # of the same source line, else it would be no pair
                 )
             )
+        copied = api.role is Role.COPY
         calls.append(
             Call(
                 api=name,
@@ -100,7 +100,10 @@ class Decoder:
                 dur_ns=dur,
                 thread=tid,
                 wait=api.wait,
-                blocking=api.blocking,
+                direction=_DIRECTIONS[direction] if copied else None,
+                nbytes=nbytes if copied else None,
+                pageable=True if copied and not flags & BLOCKING else None,
+                blocking=bool(flags & BLOCKING) if copied else api.blocking,
                 stack=stack,
             )
         )

@@ -19,6 +19,7 @@ typedef uint64_t u64;
 #define RING 4096  /* records; a power of two */
 #define CODES 4096 /* code objects whose names are kept; a power of two */
 #define POOL (1 << 19)
+#define PREFIX 256
 #define MAGIC 0x31425250434e5953ULL
 
 enum { LAUNCH, GRAPH_LAUNCH, COPY, MEMSET, SYNC, POLL, ALLOC, FREE, OTHER };
@@ -30,7 +31,7 @@ enum {
     C_D2H, C_H2D, C_STREAM, C_DEVICE, C_EVENT, C_MEMSET, C_COPY, C_MAYBE, C_COPIES_D2H, C_COPIES_H2D, C_COPIES_D2D,
     C_COPIES_UNKNOWN, C_BYTES_D2H, C_BYTES_H2D, C_KERNELS, C_GRAPHS, C_CAPTURED, C_BLOCKED_NS, COUNTERS
 };
-enum { PAIRED = 1, PENDING_BLOCKING = 2, BROKEN = 4, BIG_PAGEABLE = 8, LOOP = 16 };
+enum { PAIRED = 1, COPY_NOTED = 2, BROKEN = 4, BIG_PAGEABLE = 8, LOOP = 16, BLOCKING = 32 };
 #define POLLS_MAKE_A_LOOP 8
 #define BIG (4 << 20) /* from here on a pageable host-to-device copy blocks until the device has read it */
 
@@ -55,7 +56,8 @@ typedef struct Thread {
     volatile i64 tid; /* 0 = free slot */
     i64 depth;        /* hooked calls this thread is inside of */
     i64 pending;      /* 1 + entry of the copy that the next call may turn into a sync */
-    i64 pending_blocking, pending_direction, pending_ts, pending_dur, pending_nbytes;
+    i64 pending_blocking, pending_maybe, pending_direction, pending_ts, pending_dur, pending_nbytes;
+    Frame pending_blamed; /* the line that asked for the copy; code 0 = not known */
     i64 broken_by; /* 1 + entry of the last launch, copy or memset since the last sync record */
     i64 polls;
     i64 calls[MAX_ENTRIES];
@@ -66,7 +68,7 @@ typedef struct Code {
     volatile u64 state; /* 0 free, 1 being written, 2 complete */
     u64 code;
     uint32_t file, file_bytes, name, name_bytes; /* into the pool */
-    uint8_t file_kind, name_kind, spare[6];      /* bytes a character; 1 = Latin-1 */
+    uint8_t file_kind, name_kind, foreign, spare[5]; /* bytes a character, 1 = Latin-1; foreign: see is_foreign */
 } Code;
 
 /* How this interpreter lays out what a stack walk reads; found and verified by frames.py, not assumed. */
@@ -85,7 +87,7 @@ typedef struct Arena {
     u64 magic;
     u64 size;
     volatile i64 counters[COUNTERS];
-    volatile i64 polls, big_pageable;
+    volatile i64 polls;
     volatile i64 captures;                                    /* captures under way */
     volatile i64 ring_head, ring_tail, ring_dropped;          /* tail is the reader's */
     volatile i64 threads_used, threads_lost;
@@ -94,6 +96,7 @@ typedef struct Arena {
     i64 hip_major;
     u64 key; /* pthread key of the calling thread's slot */
     u64 is_capturing, is_capturing_per_thread, pointer_attribute, peek_error, clear_error;
+    char own[2][PREFIX], stdlib[PREFIX]; /* path prefixes, for is_foreign; "" = none */
     Python python;
     Entry entries[MAX_ENTRIES];
     u64 original[MAX_ENTRIES];
@@ -195,6 +198,28 @@ static int keep(const char *data, i64 bytes, uint32_t *at) {
     return 1;
 }
 
+static int starts(const char *text, i64 bytes, const char *prefix) {
+    i64 k;
+    for (k = 0; prefix[k]; k++)
+        if (k >= bytes || text[k] != prefix[k]) return 0;
+    return k > 0;
+}
+
+static int contains(const char *text, i64 bytes, const char *part) {
+    for (; bytes > 0; text++, bytes--)
+        if (starts(text, bytes, part)) return 1;
+    return 0;
+}
+
+/* sites.is_foreign: whether a frame of this file is the user's, not torch's, ours or the standard library's. */
+static int is_foreign(const char *file, i64 bytes, int kind) {
+    if (kind != 1) return 1;
+    if (starts(file, bytes, "<")) return (bytes == 7 && starts(file, bytes, "<stdin>")) || starts(file, bytes, "<ipython");
+    if (starts(file, bytes, arena.own[0]) || starts(file, bytes, arena.own[1])) return 0;
+    if (starts(file, bytes, "torch/") || contains(file, bytes, "/torch/")) return 0;
+    return !(starts(file, bytes, arena.stdlib) && !contains(file, bytes, "/site-packages/"));
+}
+
 /* 1 + index into codes[]; 0 where there is no room left. */
 static uint32_t code_index(const char *code) {
     Python *py = &arena.python;
@@ -216,6 +241,7 @@ static uint32_t code_index(const char *code) {
             c->code = (u64)code;
             c->file_bytes = (uint32_t)file_bytes, c->name_bytes = (uint32_t)name_bytes;
             c->file_kind = (uint8_t)file_kind, c->name_kind = (uint8_t)name_kind;
+            c->foreign = (uint8_t)is_foreign(file, file_bytes, file_kind);
             if (!keep(file, file_bytes, &c->file) || !keep(name, name_bytes, &c->name)) {
                 c->code = 0; /* stays claimed: never matches */
                 return 0;
@@ -254,6 +280,15 @@ int probe_stack(Frame *out) {
     return n;
 }
 
+/* sites.blamed: the innermost frame of the user's; the innermost of all where there is none. */
+static Frame blamed(const Frame *stack, int frames) {
+    Frame none = {0, 0};
+    int k;
+    for (k = 0; k < frames; k++)
+        if (stack[k].code && arena.codes[stack[k].code - 1].foreign) return stack[k];
+    return frames ? stack[0] : none;
+}
+
 /* ------------------------------------------------------------------ records */
 
 static Record *new_record(i64 *position) {
@@ -280,7 +315,7 @@ static void note(Thread *t, int i, int flags, int direction, i64 nbytes, i64 ts,
     if (flags & PAIRED) {
         r->copy_entry = (int16_t)(t->pending - 1), r->copy_direction = (uint8_t)t->pending_direction;
         r->copy_ts_ns = t->pending_ts, r->copy_dur_ns = t->pending_dur, r->copy_nbytes = t->pending_nbytes;
-        if (t->pending_blocking) flags |= PENDING_BLOCKING;
+        if (t->pending_blocking || t->pending_maybe) flags |= COPY_NOTED;
     }
     r->broken_by = (int16_t)(t->broken_by - 1);
     if (t->broken_by) flags |= BROKEN;
@@ -425,14 +460,18 @@ static long copy(Thread *t, int i, const long *a) {
     const Entry *e = &arena.entries[i];
     Frame stack[MAX_FRAMES];
     Copy c;
-    int blocking = e->blocking, frames = 0, flags = 0;
+    int blocking = e->blocking, maybe = 0, frames = 0, flags = 0;
     i64 ts, dur;
     long result;
     if (is_capturing(e, a)) return pass(i, a);
     read_copy(e, a, &c);
-    if (!blocking && c.direction == D2H && memory_of(e, c.host) == 3) blocking = 1;
-    if (!blocking && c.direction == H2D && c.nbytes >= BIG && memory_of(e, c.host) == 3) flags = BIG_PAGEABLE;
-    if (blocking || flags) frames = probe_stack(stack);
+    if (!blocking && c.host && memory_of(e, c.host) == 3) {
+        blocking = c.direction == D2H; /* to pageable memory always waits; from it, is staged and may wait */
+        maybe = c.direction == H2D;
+        if (maybe && c.nbytes >= BIG) flags = BIG_PAGEABLE;
+    }
+    if (blocking) flags |= BLOCKING;
+    if (blocking || maybe || c.direction == D2H) frames = probe_stack(stack);
     ts = now();
     result = pass(i, a);
     dur = now() - ts;
@@ -441,13 +480,24 @@ static long copy(Thread *t, int i, const long *a) {
         add(&arena.counters[sync_counter(c.direction)], 1);
         add(&arena.counters[C_BLOCKED_NS], dur);
     }
-    if (flags) add(&arena.big_pageable, 1);
-    if (blocking || flags) note(t, i, flags, c.direction, c.nbytes, ts, dur, stack, frames);
+    if (maybe) add(&arena.counters[C_MAYBE], 1);
+    if (blocking || maybe) note(t, i, flags, c.direction, c.nbytes, ts, dur, stack, frames);
     t->pending = i + 1;
-    t->pending_blocking = blocking, t->pending_direction = c.direction;
+    t->pending_blocking = blocking, t->pending_maybe = maybe, t->pending_direction = c.direction;
     t->pending_ts = ts, t->pending_dur = dur, t->pending_nbytes = c.nbytes;
-    t->broken_by = blocking ? 0 : i + 1;
+    t->pending_blamed = blamed(stack, frames);
+    t->broken_by = blocking || maybe ? 0 : i + 1;
     return result;
+}
+
+/* The copy that this wait completes is one with it, unless the program asked for the copy on another line. */
+static int completes(const Thread *t, const Entry *e, const Frame *stack, int frames) {
+    Frame here;
+    if (!t->pending || e->wait == WAIT_DEVICE) return 0;
+    if (t->pending_blocking) return 1;
+    here = blamed(stack, frames);
+    if (!here.code || !t->pending_blamed.code) return 1;
+    return here.code == t->pending_blamed.code && here.line == t->pending_blamed.line;
 }
 
 static long wait(Thread *t, int i, const long *a) {
@@ -457,12 +507,13 @@ static long wait(Thread *t, int i, const long *a) {
     i64 ts = now(), dur;
     long result = pass(i, a);
     dur = now() - ts;
-    paired = t->pending && e->wait != WAIT_DEVICE;
+    paired = completes(t, e, stack, frames);
     if (!paired) {
         add(&arena.counters[e->wait == WAIT_STREAM ? C_STREAM : e->wait == WAIT_EVENT ? C_EVENT : C_DEVICE], 1);
     } else if (!t->pending_blocking) {
         add(&arena.counters[sync_counter((int)t->pending_direction)], 1);
         add(&arena.counters[C_BLOCKED_NS], t->pending_dur);
+        if (t->pending_maybe) add(&arena.counters[C_MAYBE], -1); /* it did wait */
     }
     add(&arena.counters[C_BLOCKED_NS], dur);
     if (paired) t->broken_by = 0;
