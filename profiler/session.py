@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import msgspec
+
 from ..planner.errors import NothingMeasured
 from .aggregate import Evidence
+from .calls import Call
 from .collectors import choose
 from .collectors.base import Collector, Counters
 from .compiling import compilations
@@ -55,7 +58,9 @@ class Profiler:
         self._max_steps = max_steps
         self._source = Source(kind=kind, engine=engine, ranks=[rank])
         self._collectors: list[Collector] = []
-        self._totals: list[Counters | None] = []  # of each collector, at the end
+        self._totals: list[Counters | None] = []  # of each collector, at the end; those that `take` gave are taken off
+        self._taken: dict[str, Counters] = {}
+        self._held: dict[str, list[Call]] = {}  # drained by `take`, but later than what it gave
         self._notes: list[Note] = []
         self._steps: list[StepWindow] = []
         self._step: StepWindow | None = None
@@ -74,6 +79,7 @@ class Profiler:
             raise RuntimeError("profiler: already recording; stop() it first")
         self._collectors, self._notes = choose(self._wanted)
         self._steps, self._report, self._dropped, self._index = [], None, 0, 0
+        self._taken, self._held = {}, {}
         started: list[Collector] = []
         try:
             for collector in self._collectors:
@@ -110,7 +116,7 @@ class Profiler:
         if self.recording:
             raise RuntimeError("profiler: still recording; halt() it first")
         pairs = zip(self._collectors, self._totals, strict=True)
-        evidence = [_harvest(collector, totals) for collector, totals in pairs]
+        evidence = [self._harvest(collector, totals, collector.drain()) for collector, totals in pairs]
         self._collectors, self._totals = [], []
         if self._dropped:
             text = f"{self._dropped} steps after the first {self._max_steps} were not recorded"
@@ -118,6 +124,41 @@ class Profiler:
             self._source.partial = True
         _describe(self._source)
         return Recording(source=self._source, steps=self._steps, evidence=evidence, notes=self._notes)
+
+    @property
+    def rolling(self) -> bool:
+        """Whether `take` works: every collector hands over calls while it runs."""
+        return all(getattr(collector, "rolling", False) for collector in self._collectors)
+
+    def take(self) -> Recording:
+        """The steps so far, and what was seen in them, while recording goes on; they are forgotten here.
+
+        The step that ended last stays: its output may still be fetched. Not while another thread steps.
+        """
+        kept = self._steps[-1:]
+        steps = self._steps[:-1]
+        until = kept[0].start_ns if kept else None
+        evidence = []
+        for collector in self._collectors:
+            totals, before = collector.mark(time.perf_counter_ns()), self._taken.get(collector.name, Counters())
+            if totals is not None:
+                self._taken[collector.name] = totals
+                totals = totals - before
+            calls = self._held.pop(collector.name, []) + collector.drain()
+            if until is not None:
+                self._held[collector.name] = [call for call in calls if call.ts_ns >= until]
+                calls = [call for call in calls if call.ts_ns < until]
+            part = _evidence(collector, totals, calls)
+            part.kernels_run = None  # a sum since the start
+            evidence.append(part)
+        self._steps = kept
+        _describe(self._source)
+        return Recording(source=msgspec.structs.replace(self._source), steps=steps, evidence=evidence)
+
+    def _harvest(self, collector: Collector, totals: Counters | None, calls: list[Call]) -> Evidence:
+        if totals is not None and collector.name in self._taken:
+            totals = totals - self._taken[collector.name]
+        return _evidence(collector, totals, self._held.pop(collector.name, []) + calls)
 
     def __enter__(self) -> Profiler:
         return self.start()
@@ -279,8 +320,7 @@ class Profiler:
         return self._report
 
 
-def _harvest(collector: Collector, totals: Counters | None) -> Evidence:
-    calls = collector.drain()  # first: what it could see, and its notes, are only known now
+def _evidence(collector: Collector, totals: Counters | None, calls: list[Call]) -> Evidence:
     notes = getattr(collector, "notes", None)
     return Evidence(
         name=collector.name,

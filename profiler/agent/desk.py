@@ -32,6 +32,7 @@ from .protocol import (
     State,
     Status,
     Stop,
+    Take,
     Welcome,
     decode_request,
     encode,
@@ -94,12 +95,15 @@ class Desk:
             return Refused(id=request.id, code="session", reason=reason)
         self._renew()
         if isinstance(request, Status):
-            return self._state(request.id, session)
+            return self._state(request.id, session, head=False)
         if isinstance(request, Stop):
             session.close(request.force)
             self._advance(session, request.force)
             self._renew()  # bringing in a large recording may have taken longer than a lease
-            return self._state(request.id, session)
+            return self._state(request.id, session, head=session.state == "stopped")
+        if isinstance(request, Take):
+            session.take()
+            return self._state(request.id, session, head=True)
         if isinstance(request, Fetch):
             return self._part(request, session)
         self._drop(session)
@@ -148,9 +152,9 @@ class Desk:
         self._owner = self._clients.get(client, 0)
         self._lease_s = request.lease_s
         self._renew()
-        return Started(id=request.id, session=self._session.token)
+        return Started(id=request.id, session=self._session.token, rolling=self._session.rolling)
 
-    def _state(self, number: int, session: Session) -> State:
+    def _state(self, number: int, session: Session, head: bool) -> State:
         state = State(
             id=number,
             state=session.state,
@@ -159,7 +163,7 @@ class Desk:
             classes=dict(session.classes),
             error=session.error,
         )
-        if session.recording is not None:
+        if head and session.recording is not None:
             state.head = head_of(session.recording)
             state.sizes = [len(session.recording.steps), *(len(item.calls) for item in session.recording.evidence)]
         return state
@@ -167,7 +171,7 @@ class Desk:
     def _part(self, request: Fetch, session: Session) -> AnyReply:
         recording = session.recording
         if recording is None:
-            return Refused(id=request.id, code="session", reason="the recording has not ended yet: stop it first")
+            return Refused(id=request.id, code="session", reason="nothing to fetch yet: stop or take it first")
         sections: list[list[StepWindow] | list[Call]] = [recording.steps, *(item.calls for item in recording.evidence)]
         if request.section >= len(sections) or request.offset > len(sections[request.section]):
             return Refused(id=request.id, code="input", reason=f"no part {request.offset} of section {request.section}")

@@ -63,8 +63,14 @@ class Stop(Request, kw_only=True):
     force: bool = False
 
 
+class Take(Request, kw_only=True):
+    """Make the steps so far the part to be fetched; the recording goes on without them (a live view)."""
+
+    session: Text
+
+
 class Fetch(Request, kw_only=True):
-    """A part of a finished recording: section 0 is the steps, 1, 2, ... the calls of its evidence."""
+    """A part of a recording that was stopped or taken: section 0 is the steps, 1, 2, ... the calls of its evidence."""
 
     session: Text
     section: Annotated[int, msgspec.Meta(ge=0, le=64)]
@@ -77,7 +83,7 @@ class Drop(Request, kw_only=True):
     session: Text
 
 
-AnyRequest = Hello | Health | Start | Status | Stop | Fetch | Drop
+AnyRequest = Hello | Health | Start | Status | Stop | Take | Fetch | Drop
 
 
 class Reply(msgspec.Struct, kw_only=True, tag=str.lower, tag_field="type"):
@@ -104,7 +110,10 @@ class Healthy(Reply, kw_only=True):
 
 
 class Started(Reply, kw_only=True):
+    """`rolling`: whether `Take` works with this recording's collectors."""
+
     session: str
+    rolling: bool = False
 
 
 class State(Reply, kw_only=True):
@@ -115,7 +124,7 @@ class State(Reply, kw_only=True):
     seconds: float = 0.0
     classes: dict[str, int] = msgspec.field(default_factory=dict)
     error: str | None = None
-    head: Recording | None = None  # once stopped: everything but steps and calls, which are fetched in parts
+    head: Recording | None = None  # once stopped or taken: everything but steps and calls, which are fetched in parts
     sizes: list[int] = msgspec.field(default_factory=list)  # items of each section
 
 

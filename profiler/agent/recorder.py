@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any
 
+from ...planner.errors import BadInput
 from ..collectors import choose
 from ..collectors.base import Collector
 from ..recording import Recording
@@ -33,7 +34,7 @@ class Session:
         self.ended: float | None = None
         self.classes: dict[str, int] = {}
         self.error: str | None = None
-        self.recording: Recording | None = None
+        self.recording: Recording | None = None  # what may be fetched: the whole once it ended, or the part taken last
         self._profiler = profiler
         self._notes = notes
         self._wanted = steps
@@ -42,6 +43,7 @@ class Session:
         self._window: StepWindow | None = None
         self._closing = False
         self._halted = False
+        self._collected = False
 
     # ----------------------------------------------------- the stepping thread
 
@@ -101,6 +103,7 @@ class Session:
 
     @property
     def steps(self) -> int:
+        """Steps kept now; fewer than `classes` counts once parts were taken."""
         return self._profiler.steps_recorded
 
     @property
@@ -111,9 +114,14 @@ class Session:
     def state(self) -> str:
         if self.error is not None:
             return "failed"
-        if self.recording is not None:
+        if self._collected:
             return "stopped"
         return "stopping" if self._closing else "recording"
+
+    @property
+    def rolling(self) -> bool:
+        """Whether parts can be taken while it goes on."""
+        return not self._bound and self._profiler.rolling
 
     @property
     def finished(self) -> bool:
@@ -136,8 +144,17 @@ class Session:
             bound = self._bound and self._profiler.recording and not force
         if ready and not bound and not self._halted:
             self._halt()
-        if self._halted and self.recording is None and self.error is None:
+        if self._halted and not self._collected and self.error is None:
             self._collect()
+
+    def take(self) -> None:
+        """Make the steps so far the part to be fetched; recording goes on. Raises `BadInput` where it cannot."""
+        with self._lock:
+            if self._closing or not self._profiler.recording:
+                raise BadInput("take: the recording is not running")
+            if not self._profiler.rolling:
+                raise BadInput("take: a collector of this recording hands its calls over at the end only")
+            self.recording = self._profiler.take()
 
     def _halt(self) -> None:
         if self._halted:
@@ -163,7 +180,7 @@ class Session:
                 self._notes.append(Note(kind="partial", text=text))
         recording.notes = [*self._notes, *recording.notes]
         recording.source.partial = recording.source.partial or any(n.kind == "partial" for n in self._notes)
-        self.recording = recording
+        self.recording, self._collected = recording, True
 
 
 class Recorder:

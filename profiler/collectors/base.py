@@ -51,7 +51,8 @@ class Collector(Protocol):
     """One way of seeing device calls. `start` raises `Unreachable` with a reason where it cannot work here.
 
     A collector that must be started and stopped by the thread that steps says `thread_bound = True`; others are started
-    by whichever thread asks (the agent's, in a server).
+    by whichever thread asks (the agent's, in a server). One whose `drain` works between start and stop too says
+    `rolling = True`: a recording without an end (a live view) can then go on while parts of it are taken.
     """
 
     name: str

@@ -17,6 +17,7 @@ class SimulatedCollector:
     """
 
     name = "simulated"
+    rolling = True
     sees = frozenset({"syncs", "maybe", "copies", "bytes", "launches", "captured", "kernels"})
     blind = (
         "time: the simulated device never makes the host wait; polling loops and large pageable uploads are listed in "

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from syncfree.profiler.agent.client import Connection
+from syncfree.profiler.agent.connection import Connection
 
 pytest.importorskip("vllm")
 

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 import zmq
 from syncfree.planner.errors import NothingMeasured, Unreachable
-from syncfree.profiler.agent import Agent, Recorder, client, protocol, sockets
-from syncfree.profiler.agent.client import Connection, profile_socket
+from syncfree.profiler.agent import Agent, Recorder, connection, protocol, sockets
+from syncfree.profiler.agent.client import profile_socket
+from syncfree.profiler.agent.connection import Connection
 
 STRANGER = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
@@ -81,7 +82,7 @@ def test_health_says_who_and_whether_it_records(serve):
     with Connection(server.path) as connection:
         health = connection.health()
         assert (health.pid, health.rank, health.engine, health.recording) == (server.pid, 0, "stepping", False)
-        session = connection.start("auto", None)
+        session = connection.start().session
         assert connection.health().recording
         connection.drop(session)
 
@@ -89,7 +90,7 @@ def test_health_says_who_and_whether_it_records(serve):
 def test_two_clients_at_once_the_second_is_refused_in_one_line(serve):
     server = serve()
     with Connection(server.path) as first:
-        session = first.start("auto", None)
+        session = first.start().session
         with pytest.raises(Unreachable) as caught:
             profile_socket(server.path, steps=3)
         assert f"process {os.getpid()} has been recording" in str(caught.value)
@@ -121,13 +122,11 @@ def command(*arguments):
 def test_a_client_killed_in_the_middle_leaves_the_server_stepping_and_free_for_the_next(serve, monkeypatch):
     server = serve()
     program = (
-        "from syncfree.profiler.agent import client\n"
-        "client.LEASE_SECONDS = 0.5\n"
-        "from syncfree.profiler.agent.client import Connection\n"
+        "from syncfree.profiler.agent.connection import Connection\n"
         "from pathlib import Path\n"
         "import time\n"
         f"c = Connection(Path({str(server.path)!r}))\n"
-        "s = c.start('auto', None, lease_s=0.5)\n"
+        "s = c.start(lease_s=0.5).session\n"
         "print('recording', flush=True)\n"
         "while True: c.status(s); time.sleep(0.05)\n"
     )
@@ -172,7 +171,7 @@ def test_a_server_that_dies_in_the_middle_is_exit_3_with_one_line(serve, how):
 def test_a_server_that_stands_still_is_unreachable_after_the_time_out(serve, monkeypatch):
     server = serve()
     server.process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(client, "HELLO_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "HELLO_SECONDS", 0.5)
     try:
         with pytest.raises(Unreachable, match="no answer within"):
             Connection(server.path)
@@ -275,7 +274,7 @@ def test_an_agent_survives_malformed_and_oversized_messages_while_it_records(ser
     rng = random.Random(2)
     context = zmq.Context()
     with Connection(server.path) as connection:
-        session = connection.start("auto", None, lease_s=60)
+        session = connection.start(lease_s=60).session
         for burst in range(40):
             dealer = context.socket(zmq.DEALER)
             dealer.linger = 1000

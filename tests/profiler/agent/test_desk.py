@@ -194,7 +194,7 @@ def test_a_forced_stop_leaves_the_running_step_out_and_says_so(desk, recorder):
     assert (state.state, state.sizes, state.head.source.partial) == ("stopped", [2], True)
     recorder.end_step()
     do_steps(recorder, 1)
-    assert ask(desk, protocol.Status(id=4, session=session)).sizes == [2]
+    assert ask(desk, protocol.Stop(id=4, session=session)).sizes == [2]
 
 
 def test_a_silent_client_loses_its_recording_and_the_next_one_may_record(desk, recorder, clock):
