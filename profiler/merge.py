@@ -130,6 +130,7 @@ def _sites(reports: Sequence[Report]) -> list[Site]:
             mine.steps = sorted([*mine.steps, *site.steps], key=lambda seen: (seen.rank, seen.index))
             mine.per_step = sum(seen.count for seen in mine.steps) / len(mine.steps) if mine.steps else None
             mine.repeated = mine.repeated or site.repeated
+            mine.same_value = mine.same_value or site.same_value
             mine.warmup = mine.warmup and site.warmup
     return sorted(found.values(), key=lambda s: (s.warmup, s.kind == "maybe", -s.count, s.file, s.line))
 

@@ -312,11 +312,12 @@ def _write(run: _Run, item: pytest.Item) -> None:
     if not folder:
         return
     from .files import write_whole
-    from .joining import join
+    from .merge import merge_reports
     from .report import Note
 
-    report = join(run.reports)
-    report.notes = [Note(kind="test", text=item.nodeid), *report.notes]
+    report = merge_reports(run.reports)
+    notes = {(note.kind, note.text, note.file, note.line): note for note in report.notes}
+    report.notes = [Note(kind="test", text=item.nodeid), *notes.values()]
     path = run.config.invocation_params.dir / folder / report_name(item.nodeid)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, report.to_json())
