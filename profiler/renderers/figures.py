@@ -16,6 +16,7 @@ import msgspec
 
 from ..aggregate import short_path
 from ..report import Report, Site, Step
+from .time_axis import TimeAxis
 
 Spec = dict[str, Any]
 
@@ -26,6 +27,7 @@ _CLASSES = ("decode", "extend", "chunked_prefill", "causal_prefill", "unknown", 
 _POINTS = 4000  # of one chart: a page with a hundred thousand would not scroll
 _RANKS = 8
 _SITES = 12
+_LABEL = 50
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -136,7 +138,8 @@ def _syncs(report: Report) -> Figure | None:
     if not steps:
         return None
     several = len({step.rank for step in steps}) > 1
-    ticks: Spec = {"dtick": 1} if max(step.index for step in steps) < 12 else {"tickformat": ",d"}
+    ticks = _whole(max(step.index for step in steps))
+    counts = _whole(max(step.syncs.total or 0 for step in steps)) | {"rangemode": "tozero"}
     data: list[Spec] = []
     for name, number, members in _by_class(steps):
         shown = _thinned(members, _POINTS // 4)
@@ -157,10 +160,13 @@ def _syncs(report: Report) -> Figure | None:
         title="Syncs over steps",
         caption="Every wait of the host for the device, sampling and fetching tokens included; one marker a step.",
         data=data,
-        layout=_layout(
-            "step", "syncs", xaxis=ticks, yaxis={"rangemode": "tozero", "tickformat": ",d"}, showlegend=True
-        ),
+        layout=_layout("step", "syncs", xaxis=ticks, yaxis=counts, showlegend=True),
     )
+
+
+def _whole(most: int) -> Spec:
+    """Ticks of an axis of whole numbers."""
+    return {"dtick": 1} if most < 12 else {"tickformat": ",d"}
 
 
 def _step_text(step: Step, several: bool) -> str:
@@ -179,7 +185,7 @@ def _sites(report: Report) -> Figure | None:
     shown = sorted(told, key=lambda site: site.blocked_us or 0, reverse=True)[:_SITES]
     if not shown:
         return None
-    labels = [f"{_text(_cut(site_label(site), 52))} [{site.kind}]" for site in shown]
+    labels = [f"{_text(_short_label(site))} [{site.kind}]" for site in shown]
     blocked: Spec = {
         "type": "bar",
         "orientation": "h",
@@ -238,8 +244,12 @@ def _sites(report: Report) -> Figure | None:
     )
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else "…" + text[1 - length :]
+def _short_label(site: Site) -> str:
+    """The label in a telephone's width: the folder goes first, then the end."""
+    label = site_label(site)
+    if len(label) > _LABEL and site.line:
+        label = label.rpartition("/")[2]
+    return label if len(label) <= _LABEL else label[: _LABEL - 1] + "…"
 
 
 def _lead(report: Report) -> Figure | None:
@@ -247,10 +257,12 @@ def _lead(report: Report) -> Figure | None:
     ranks = sorted({point.rank for point in series})
     if len(series) < 2:
         return None
+    axis = TimeAxis(report)
+    zero = min(axis.at(point.rank, point.time_us) for point in series)
     data: list[Spec] = []
     for number, rank in enumerate(ranks[:_RANKS]):
         points = [point for point in series if point.rank == rank]
-        times = [round((point.time_us - points[0].time_us) / 1e3, 3) for point in points]
+        times = [round((axis.at(rank, point.time_us) - zero) / 1e3, 3) for point in points]
         breaks = _breaks(times)
         name = f"rank {rank}, " if len(ranks) > 1 else ""
         for what, dash, values in (

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from ..report import Report, Step
+from .time_axis import TimeAxis
 
 _STEPS, _PHASES, _WAITS = 1, 2, 3
 _TRACKS = {_STEPS: "steps", _PHASES: "phases", _WAITS: "waits for the device"}
-_SAME_CLOCK_US = 3600e6  # ranks that begin further apart than this were not recorded together
 _ORDER = ("build", "forward", "sample", "output", "other")
 
 Event = dict[str, Any]
@@ -19,9 +19,9 @@ Event = dict[str, Any]
 
 def render_perfetto(report: Report) -> bytes:
     """Chrome trace JSON, microseconds from the first step; steps without start times are laid end to end."""
-    origin = _origins(report)
-    events = list(_names(sorted(origin)))
-    placed = list(_placed(report, origin))
+    axis = TimeAxis(report)
+    events = list(_names(axis.ranks))
+    placed = list(_placed(report, axis))
     for step, start in placed:
         events += _step(step, start)
     drawn = {(span.rank, span.step) for span in report.timeline if span.kind == "phase"}
@@ -30,31 +30,14 @@ def render_perfetto(report: Report) -> bytes:
             events += _phases_in_order(step, start)
     for span in report.timeline:
         track = _PHASES if span.kind == "phase" else _WAITS
-        start = span.start_us - origin.get(span.rank, span.start_us)
         args = {"step": span.step} | ({"kind": span.detail} if span.detail else {})
+        start = axis.at(span.rank, span.start_us)
         events.append(_complete(span.name, span.rank, track, start, span.duration_us or 0.0, args))
     for point in report.run_ahead.series:
-        start = point.time_us - origin.get(point.rank, point.time_us)
-        events.append(
-            _counter("launch lead (us)", point.rank, start, {"median": point.median_us, "least": point.min_us})
-        )
+        values = {"median": point.median_us, "least": point.min_us}
+        events.append(_counter("launch lead (us)", point.rank, axis.at(point.rank, point.time_us), values))
     metadata = {"format": report.format, "device": report.source.device, "files": report.source.files}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
-
-
-def _origins(report: Report) -> dict[int, float]:
-    """Each rank's zero: one for all where their clocks are close, so that ranks line up."""
-    first: dict[int, float] = {}
-    moments = [(step.rank, step.start_us) for step in report.steps if step.start_us is not None]
-    moments += [(span.rank, span.start_us) for span in report.timeline]
-    moments += [(point.rank, point.time_us) for point in report.run_ahead.series]
-    for rank, moment in moments:
-        first[rank] = min(first.get(rank, moment), moment)
-    for step in report.steps:
-        first.setdefault(step.rank, 0.0)
-    if first and max(first.values()) - min(first.values()) < _SAME_CLOCK_US:
-        return dict.fromkeys(first, min(first.values()))
-    return first
 
 
 def _names(ranks: Iterable[int]) -> Iterator[Event]:
@@ -65,10 +48,10 @@ def _names(ranks: Iterable[int]) -> Iterator[Event]:
             yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": track, "args": {"sort_index": track}}
 
 
-def _placed(report: Report, origin: dict[int, float]) -> Iterator[tuple[Step, float]]:
+def _placed(report: Report, axis: TimeAxis) -> Iterator[tuple[Step, float]]:
     behind: dict[int, float] = {}
     for step in report.steps:
-        start = behind.get(step.rank, 0.0) if step.start_us is None else step.start_us - origin[step.rank]
+        start = behind.get(step.rank, 0.0) if step.start_us is None else axis.at(step.rank, step.start_us)
         behind[step.rank] = start + (step.duration_us or 0.0)
         yield step, start
 
