@@ -1,5 +1,6 @@
 """Draws docs/images/demo.svg: what `make demo` prints, for the README. Run it again when the output changes."""
 
+import io
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +11,7 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def main() -> None:
-    screen = Console(record=True, width=128, file=open("/dev/null", "w"), force_terminal=True)
+    screen = Console(record=True, width=128, file=io.StringIO(), force_terminal=True)
     for builder in ("unplanned", "planned"):
         screen.print(render_report(run_demo(builder), f"embedded engine, {builder} metadata", top=4))
     IMAGES.mkdir(exist_ok=True)
