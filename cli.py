@@ -76,6 +76,7 @@ def profile(
     json: Json = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")] = None,
     perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write tracks for ui.perfetto.dev.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown for a pull request.")] = None,
     fail_on: FailOn = None,
     budget: BudgetFile = None,
 ) -> None:
@@ -90,7 +91,7 @@ def profile(
             seconds = SECONDS_DEFAULT
         report = _profile_socket(socket, steps, seconds, collectors)
         _show(report)
-    _write(report, json, html, perfetto)
+    _write(report, json, html, perfetto, markdown)
     _gate(report, wanted)
 
 
@@ -133,6 +134,7 @@ def trace(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the report to this file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")] = None,
     perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write tracks for ui.perfetto.dev.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown for a pull request.")] = None,
     fail_on: FailOn = None,
     budget: BudgetFile = None,
 ) -> None:
@@ -147,7 +149,7 @@ def trace(
         sys.stdout.buffer.flush()
     else:
         _show(report)
-    _write(report, output, html, perfetto)
+    _write(report, output, html, perfetto, markdown)
     reason = nothing_measured(report)
     if reason is not None:
         raise NothingMeasured(reason)
@@ -173,7 +175,13 @@ def _write_file(path: Path, data: bytes) -> None:
     write_whole(path, data)
 
 
-def _write(report: Report, json: Path | None, html: Path | None, perfetto: Path | None) -> None:
+def _write(
+    report: Report, json: Path | None, html: Path | None, perfetto: Path | None, markdown: Path | None = None
+) -> None:
+    if markdown is not None:
+        from syncfree.profiler.renderers.markdown import render_markdown
+
+        _write_file(markdown, render_markdown(report).encode())
     if json is not None:
         _write_file(json, report.to_json())
     if html is not None:
@@ -254,6 +262,57 @@ def diff(
         console().print(render_diff(difference))
     if difference.exit_code:
         raise typer.Exit(difference.exit_code)
+
+
+Sockets = Annotated[
+    list[Path] | None,
+    typer.Option("--socket", help="A worker's agent socket; repeat for several. Without it: all that are found."),
+]
+
+
+@app.command(
+    epilog="Examples: [bold]syncfree watch[/] (every rank found here), "
+    "[bold]syncfree watch --socket /run/user/0/syncfree/4242-0.sock --prometheus 9464[/]"
+)
+def watch(
+    socket: Sockets = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two views.")] = 2.0,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="End after so many seconds.")] = None,
+    prometheus: Annotated[
+        int | None, typer.Option("--prometheus", min=0, max=65535, help="Also serve metrics on 127.0.0.1:PORT.")
+    ] = None,
+    collectors: Annotated[str, typer.Option("--collectors", help="auto, or names: probe, kineto, simulated.")] = "auto",
+) -> None:
+    """A live view of one or many ranks: syncs, launches and step times per batch class, and the lines that wait."""
+    from contextlib import closing
+
+    from syncfree.profiler.agent.client import watch_socket
+    from syncfree.profiler.renderers.live import show_live
+
+    exporter = None
+    if prometheus is not None:
+        from syncfree.profiler.prometheus import Exporter
+
+        exporter = Exporter(prometheus)
+        print(f"metrics: http://127.0.0.1:{exporter.port}/metrics", file=sys.stderr)
+    with closing(watch_socket(socket or None, interval=interval, collectors=collectors)) as reports:
+        show_live(reports, seconds, exporter.observe if exporter is not None else None)
+
+
+@app.command(epilog="Example: [bold]syncfree doctor[/]")
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """What is installed, what each collector can see on this machine, and how to mend what is missing."""
+    from syncfree.profiler.doctor import examine
+    from syncfree.profiler.renderers.console import console
+    from syncfree.profiler.renderers.doctor import render_checkup
+
+    checkup = examine()
+    if json:
+        print(checkup.to_json().decode())
+    else:
+        console().print(render_checkup(checkup))
 
 
 def _usage(error: Exception) -> int:

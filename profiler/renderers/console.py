@@ -152,9 +152,16 @@ def render_report(report: Report, title: str | None = None, top: int = 10) -> Re
         parts.append(
             Text(f"planner {p.mode}: {figure(p.mismatches)} mismatches, {figure(p.unread)} fields filled but unread")
         )
-    for note in report.notes:
+    parts += render_notes(report)
+    return Group(*parts)
+
+
+def render_notes(report: Report) -> list[Text]:
+    """What to know about the figures: hazards first in red, the rest in yellow."""
+    made = []
+    for note in sorted(report.notes, key=lambda note: note.kind != "hazard"):
         where = f" ({short_path(note.file)}{f':{note.line}' if note.line else ''})" if note.file else ""
         times = f" ×{note.count}" if note.count > 1 else ""
         style = "red" if note.kind == "hazard" else "yellow"
-        parts.append(Text.from_markup(f"[{style}]{note.kind}[/]: {escape(note.text)}{escape(where)}{times}"))
-    return Group(*parts)
+        made.append(Text.from_markup(f"[{style}]{note.kind}[/]: {escape(note.text)}{escape(where)}{times}"))
+    return made
