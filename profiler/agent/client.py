@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from ...planner.errors import BadInput, NothingMeasured, Unreachable
@@ -53,7 +53,7 @@ def profile_socket(
 
 def watch_socket(
     path: Path | Sequence[Path] | None = None, *, interval: float = 1.0, collectors: str = "auto"
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """A report of the steps of each `interval` seconds, without an end; one without steps where none ended.
 
     Ranks and errors as `profile_socket`. Where a collector hands over its calls at the end only, each interval is a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -23,16 +24,19 @@ def show_live(
     screen = console()
     began, shown = time.monotonic(), 0
     try:
-        with Live(Text("waiting for the first steps", style="dim"), console=screen, transient=False) as live:
+        with ExitStack() as stack:
+            live: Live | None = None
             for report in reports:
                 if observe is not None:
                     observe(report)
                 shown += len(report.steps)
                 view = render_live(report, shown, time.monotonic() - began)
-                if screen.is_terminal:
-                    live.update(view, refresh=True)
-                else:
+                if not screen.is_terminal:
                     screen.print(view)
+                elif live is None:
+                    live = stack.enter_context(Live(view, console=screen, auto_refresh=False))
+                else:
+                    live.update(view, refresh=True)
                 if seconds is not None and time.monotonic() - began >= seconds:
                     return
     except KeyboardInterrupt:
@@ -59,7 +63,7 @@ def _ranks(report: Report) -> Table:
     table = Table(title="ranks", title_justify="left", title_style="bold", header_style="bold")
     for name in ("rank", "steps", "syncs", "launches", "step mean"):
         table.add_column(name, justify="right")
-    for rank in source_ranks(report):
+    for rank in _source_ranks(report):
         steps = [step for step in report.steps if step.rank == rank]
         syncs = [step.syncs.total for step in steps]
         launches = [(step.launches.kernels, step.launches.graphs) for step in steps]
@@ -76,5 +80,5 @@ def _ranks(report: Report) -> Table:
     return table
 
 
-def source_ranks(report: Report) -> list[int]:
+def _source_ranks(report: Report) -> list[int]:
     return sorted({*report.source.ranks, *(step.rank for step in report.steps)})
