@@ -14,6 +14,7 @@ from ..planner.backend import Backend, Field, Kernel, LengthUse, Maker, Route, S
 from ..planner.environment import Environment, Limits
 from ..planner.errors import BadInput
 from ..planner.lengths import INT32_MAX, Int32Array
+from ..planner.rows import token_to_row
 
 CONTEXT_TOKENS = 32 * 1024  # tokens of context gathered at once, upstream's _CP_TOKENS_PER_ITER_ROCM
 
@@ -39,32 +40,18 @@ def context_chunks(step: Step) -> ContextChunks:
     context = step.batch.computed_lens[step.rows("extend")]
     extends = context.size
     share = CONTEXT_TOKENS // extends
-    count = -(-int(context.max()) // share)
+    count = -(-int(np.maximum.reduce(context)) // share)
     starts = np.empty((count, extends), dtype=np.int32)
-    starts[:] = (np.arange(count, dtype=np.int32) * np.int32(share))[:, None]
-    lengths = np.clip(context - starts, 0, share)
+    starts[:] = np.arange(0, count * share, share, dtype=np.int32)[:, None]
+    lengths = context - starts
+    np.minimum(lengths, share, out=lengths)
+    np.maximum(lengths, 0, out=lengths)
     cu_seq_lens = np.zeros((count, extends + 1), dtype=np.int32)
-    np.cumsum(lengths, axis=1, out=cu_seq_lens[:, 1:])
-    totals = cu_seq_lens[:, -1]
-    fullest = int(totals.max()) if count else 0
-    return ContextChunks(
-        cu_seq_lens,
-        starts,
-        _token_to_batch(lengths, fullest),
-        lengths.max(axis=1).tolist(),
-        totals.tolist(),
-    )
-
-
-def _token_to_batch(lengths: Int32Array, width: int) -> Int32Array:
-    """(C, width) extend of each token. One repeat: upstream compares [chunks, extends, tokens] element by element."""
-    count, extends = lengths.shape
-    runs = np.empty((count, extends + 1), dtype=np.int32)
-    runs[:, :-1] = lengths
-    np.subtract(width, lengths.sum(axis=1), out=runs[:, -1])
-    batch = np.empty((count, extends + 1), dtype=np.int32)
-    batch[:] = np.arange(extends + 1, dtype=np.int32)
-    return np.repeat(batch.ravel(), runs.ravel()).reshape(count, width)
+    np.add.accumulate(lengths, axis=1, out=cu_seq_lens[:, 1:])
+    totals = cu_seq_lens[:, -1].tolist()
+    # upstream compares [chunks, extends, tokens] element by element for this
+    token_to_batch = token_to_row(lengths, max(totals, default=0))
+    return ContextChunks(cu_seq_lens, starts, token_to_batch, np.maximum.reduce(lengths, axis=1).tolist(), totals)
 
 
 class Windows(NamedTuple):
@@ -90,8 +77,7 @@ def windows(step: Step) -> Windows:
     lengths = visible.astype(np.int32)
     cu_seqlens = np.zeros(lengths.size + 1, dtype=np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
-    order = np.repeat(np.arange(lengths.size, dtype=np.int32), lengths)
-    return Windows(cu_seqlens, seq - lengths, order, int(lengths.max()), total)
+    return Windows(cu_seqlens, seq - lengths, token_to_row(lengths, total), int(lengths.max()), total)
 
 
 def _query_start_loc(segment: str) -> Maker:
@@ -127,8 +113,7 @@ def _shared_query_start_loc(step: Step) -> Int32Array:
 
 
 def _shared_token_to_batch(step: Step) -> Int32Array:
-    query = step.batch.query_lens[_new_rows(step)]
-    return np.repeat(np.arange(query.size, dtype=np.int32), query)
+    return token_to_row(step.batch.query_lens[_new_rows(step)])
 
 
 def _shared_seq_starts(step: Step) -> Int32Array:

@@ -172,53 +172,49 @@ typedef struct {
     uint8_t *codes, *regions;
 } Rows;
 
-static inline int kind_of(int bits) {
-    if (bits & IS_PADDING)
-        return PADDING;
-    if (!(bits & HAS_CONTEXT))
-        return CAUSAL;
-    if (bits & DONE)
-        return bits & LONG ? EXTEND : DECODE;
-    return bits & WHOLE ? EXTEND : CHUNKED;
-}
+/* Indexed by the bits of a row; _rows_twin.py tells the rules behind the two tables. */
+#define REPEATED_PADDING PADDING, PADDING, PADDING, PADDING, PADDING, PADDING, PADDING, PADDING
+static const uint8_t KIND_OF[32] = {
+    CAUSAL, CHUNKED, CAUSAL, CHUNKED, CAUSAL, DECODE, CAUSAL, EXTEND, /* not whole */
+    CAUSAL, EXTEND,  CAUSAL, EXTEND,  CAUSAL, DECODE, CAUSAL, EXTEND, /* whole */
+    REPEATED_PADDING, REPEATED_PADDING,
+};
+static const uint8_t REGION_OF[32] = {
+    3, 1, 3, 2, 3, 0, 3, 2, 3, 1, 3, 2, 3, 0, 3, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4,
+};
 
-static inline int region_of(int bits) {
-    if (bits & IS_PADDING)
-        return 4;
-    if (!(bits & HAS_CONTEXT))
-        return 3;
-    if (bits & LONG)
-        return 2;
-    return bits & DONE ? 0 : 1;
-}
-
-static int describe_rows(const Rows *r, Py_ssize_t count) {
+/* Which arrays are there is known where this is inlined: a plain batch costs two comparisons and two look-ups a row. */
+static inline __attribute__((always_inline)) int describe_each(const Rows *r, Py_ssize_t count, int prefills,
+                                                               int admitted) {
     int summary = 0, last = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t query = r->query[i], computed = r->computed[i];
-        int64_t prefill = r->prefill ? r->prefill[i] : -1, cached = r->cached ? r->cached[i] : -1;
-        int flag = r->flags ? r->flags[i] : 0;
-        int done = prefill >= 0 ? computed >= prefill : !flag;
-        int reaches = prefill >= 0 && query + computed >= prefill;
-        int bits = (computed ? HAS_CONTEXT : 0) | (query > r->threshold ? LONG : 0) | (query ? 0 : IS_PADDING);
-        int kind = kind_of(bits | (done ? DONE : 0) | (reaches && computed == cached ? WHOLE : 0));
-        if (!r->flags && r->flag_lens)
-            flag = computed < r->flag_lens[i];
-        else if (!r->flags)
-            flag = !done;
-        int region = region_of(bits | (flag ? 0 : DONE));
+        int32_t query = r->query[i], computed = r->computed[i];
+        int bits = (computed != 0) * HAS_CONTEXT | (query > r->threshold) * LONG | (query == 0) * IS_PADDING;
+        int done = 1, flag = 0, guessed = 1;
+        if (admitted) {
+            int64_t prefill = prefills ? r->prefill[i] : -1, cached = r->cached ? r->cached[i] : -1;
+            flag = r->flags ? r->flags[i] : 0;
+            done = prefill >= 0 ? computed >= prefill : !flag;
+            int reaches = prefill >= 0 && (int64_t)query + computed >= prefill;
+            guessed = prefill < 0 || (!done && reaches && cached < 0);
+            bits |= (reaches && computed == cached) * WHOLE;
+            if (!r->flags)
+                flag = r->flag_lens ? computed < r->flag_lens[i] : !done;
+        }
+        int kind = KIND_OF[bits | done * DONE], region = REGION_OF[bits | (!flag) * DONE];
         r->codes[i] = (uint8_t)kind;
         r->regions[i] = (uint8_t)region;
-        summary |= 1 << kind;
-        if (kind >= EXTEND) {
-            int guessed = prefill < 0 || (!done && reaches && cached < 0);
-            summary |= guessed ? GUESSED : kind == CHUNKED ? CERTAIN_CHUNK : 0;
-        }
-        if (region < last)
-            summary |= DISORDERED;
+        summary |= 1 << kind | (region < last) * DISORDERED;
+        summary |= (kind >= EXTEND) * (guessed ? GUESSED : (kind == CHUNKED) * CERTAIN_CHUNK);
         last = region;
     }
     return summary;
+}
+
+static int describe_rows(const Rows *r, Py_ssize_t count) {
+    if (!r->prefill && !r->flags && !r->flag_lens)
+        return describe_each(r, count, 0, 0);
+    return r->prefill ? describe_each(r, count, 1, 1) : describe_each(r, count, 0, 1);
 }
 
 /* describe(query, computed, prefill|None, cached|None, flag_lens|None, flags|None, threshold, codes, regions): writes the
@@ -331,12 +327,53 @@ static PyObject *cut_two(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     return failed ? NULL : Py_BuildValue("(nL)", row, (long long)tokens);
 }
 
+/* spread(lengths, rows, width, out): `lengths` is [chunks, rows], `out` [chunks, width]: the row that each token of a
+ * chunk belongs to, `rows` behind the chunk's last token. */
+static PyObject *spread(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (expect_arguments("spread", nargs, 4) < 0)
+        return NULL;
+    Py_ssize_t rows = PyLong_AsSsize_t(args[1]), width = PyLong_AsSsize_t(args[2]);
+    if ((rows == -1 || width == -1) && PyErr_Occurred())
+        return NULL;
+    Vector v[2];
+    if (vector_open(args[0], sizeof(int32_t), 0, &v[0]) < 0)
+        return NULL;
+    if (vector_open(args[3], sizeof(int32_t), 1, &v[1]) < 0) {
+        vectors_close(v, 1);
+        return NULL;
+    }
+    const int32_t *lengths = v[0].data;
+    int32_t *out = v[1].data;
+    int failed = rows < 1 || width < 0 || v[0].count % rows || v[1].count != v[0].count / rows * width;
+    for (Py_ssize_t chunk = 0; !failed && chunk < v[0].count / rows; chunk++) {
+        Py_ssize_t token = 0;
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            Py_ssize_t stop = token + lengths[chunk * rows + row];
+            if (stop < token || stop > width) {
+                failed = 1;
+                break;
+            }
+            for (; token < stop; token++)
+                out[chunk * width + token] = (int32_t)row;
+        }
+        for (; token < width; token++)
+            out[chunk * width + token] = (int32_t)rows;
+    }
+    vectors_close(v, 2);
+    if (failed) {
+        PyErr_SetString(PyExc_ValueError, "spread: lengths do not fit the output");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"read_rows", (PyCFunction)(void (*)(void))read_rows, METH_FASTCALL, "Lengths of one step, in row order."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Lengths at admission, in row order."},
     {"describe", (PyCFunction)(void (*)(void))describe, METH_FASTCALL, "Kind and region of every row."},
     {"cut_three", (PyCFunction)(void (*)(void))cut_three, METH_FASTCALL, "Boundaries of decode, extend, prefill."},
     {"cut_two", (PyCFunction)(void (*)(void))cut_two, METH_FASTCALL, "Boundary of decode and prefill."},
+    {"spread", (PyCFunction)(void (*)(void))spread, METH_FASTCALL, "The row of every token."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -178,6 +178,17 @@ def cut_two(
     return row, int(query[:row].sum(dtype=np.int64))
 
 
+def spread(lengths: Int32Array, rows: int, width: int, out: Int32Array, /) -> None:
+    """`out[chunks, width]`: the row each token of a chunk belongs to, `rows` behind the last token."""
+    table = lengths.reshape(-1, rows)
+    rest = width - table.sum(axis=1, keepdims=True)
+    if rows < 1 or out.size != table.shape[0] * width or (table < 0).any() or (rest < 0).any():
+        raise ValueError("spread: lengths do not fit the output")
+    runs = np.hstack([table, rest])
+    owners = np.broadcast_to(np.arange(rows + 1, dtype=np.int32), runs.shape)
+    out.reshape(-1)[:] = np.repeat(owners.ravel(), runs.ravel())
+
+
 def _first(mask: BoolArray) -> int:
     row = int(mask.argmax()) if mask.size else 0
     return row if mask.size and mask[row] else mask.size

@@ -30,13 +30,14 @@ class Step:
     `batch` is in its final order; `segments` holds the non-empty segments by name.
     """
 
-    __slots__ = ("_made", "batch", "environment", "limits", "segments")
+    __slots__ = ("_made", "batch", "environment", "inexact", "limits", "segments")
 
     def __init__(self, batch: Batch, segments: Mapping[str, Segment], environment: Environment, limits: Limits) -> None:
         self.batch = batch
         self.segments = segments
         self.environment = environment
         self.limits = limits
+        self.inexact = batch.inexact
         self._made: dict[Any, Any] = {}
 
     def once(self, maker: Callable[[Step], Made]) -> Made:
@@ -73,8 +74,9 @@ class Field:
     "bool" and "list[int]" stay on the host. `lengths`: which sequence lengths the value or shape reads: "exact" ones,
     or an "upper" or "lower" bound. Where it needs exact lengths of a row known only by bounds, planning is refused, or
     left to the device if `from_device` says that upstream can compute it there. `rows`: the segments whose lengths it
-    reads, default its own part. `unread`: why it is left out although its part has rows. `launches`: device launches
-    that filling it costs.
+    reads, default its own part. `unread`: why it is left out although its part has rows; kept for all batches on the
+    same routes, so it looks at environment, limits and which segments there are, no further. `launches`: device
+    launches that filling it costs.
     """
 
     name: str

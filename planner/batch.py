@@ -32,8 +32,9 @@ class Batch:
     """
 
     __slots__ = (
-        "_given_max_seq_len",
         "_is_prefilling",
+        "_longest_seq",
+        "_max_seq_len",
         "_max_query_len",
         "_query_start_loc",
         "cached_lens",
@@ -108,7 +109,8 @@ class Batch:
         self.flag_lens = flag_lens
         self.classification = None
         self.plans = []
-        self._given_max_seq_len = max_seq_len
+        self._max_seq_len = max_seq_len
+        self._longest_seq: int | None = None
         self._max_query_len: int | None = None
         self._query_start_loc: Int32Array | None = None
         if not short_extends_as_decodes and is_prefilling is None and flag_lens is None and prefill_lens is None:
@@ -236,9 +238,14 @@ class Batch:
     @property
     def max_seq_len(self) -> int:
         """Upper bound of all sequence lengths in tokens: the engine's declared one, else the largest length."""
-        if self._given_max_seq_len is None:
-            self._given_max_seq_len = int(self.seq_lens.max()) if self.seq_lens.size else 0
-        return self._given_max_seq_len
+        return self.longest_seq if self._max_seq_len is None else self._max_seq_len
+
+    @property
+    def longest_seq(self) -> int:
+        """The largest of `seq_lens`, in tokens; 0 without rows."""
+        if self._longest_seq is None:
+            self._longest_seq = int(self.seq_lens.max()) if self.seq_lens.size else 0
+        return self._longest_seq
 
     @property
     def query_start_loc(self) -> Int32Array:
@@ -312,7 +319,7 @@ class Batch:
             decode_threshold=self.decode_threshold,
             short_extends_as_decodes=self.short_extends_as_decodes,
             num_tokens=self.num_tokens,
-            max_seq_len=self._given_max_seq_len,
+            max_seq_len=self._max_seq_len,
             req_ids=None if self.req_ids is None else [self.req_ids[i] for i in index],
             causal=self.causal,
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backend import SEGMENT_NAMES, Backend, Field, Kernel, Route, Step
+from .backend import SEGMENT_NAMES, Backend, Field, Route, Step
 from .batch import Batch
 from .classify import Classification, classify
 from .environment import Environment, Limits
@@ -15,8 +15,10 @@ from .errors import BadInput, InexactBatch
 from .order import refuse_mis_served
 from .plan import Cost, FieldPlan, Heads, MetadataPlan, SegmentPlan
 from .segments import Segment
+from .vocabulary import RowKind
 
 _NO_COST = Cost(0, 0, 0, 0, 0)
+_NO_HEADS = Heads()
 _SETTINGS: dict[Any, Any] = {}  # equal settings of different planners become one object, so that comparing is free
 
 
@@ -39,6 +41,9 @@ class Planner:
         settings = (backend.name, self.environment, self.limits)
         self._settings = _SETTINGS.setdefault(settings, settings)
         self._last: _Kept | None = None
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self._codes = b""
+        self._rows: list[RowKind] = []
 
     def plan(self, batch: Batch, *, reorder: bool = False) -> MetadataPlan:
         """The minimal plan of a batch. With `reorder`, rows are first brought into vLLM's V1 order.
@@ -60,57 +65,63 @@ class Planner:
             batch = batch.take(order)
             found = classify(batch)
         segments = batch.segments(self.backend.split, self._query_lens, padding_cuts=self._padding_cuts)
-        shape = (found.codes.tobytes(), batch.query_lens.tobytes(), batch.num_tokens, segments, order, reorder)
+        codes = found.codes.tobytes()
+        inputs = (codes, batch.query_lens.tobytes(), batch.num_tokens, segments, order, reorder)
         settings = (batch.decode_threshold, batch.short_extends_as_decodes, batch.causal, found.coarse)
         last = self._last
-        if last is None or last.shape != shape or last.settings != settings:
+        if last is None or last.inputs != inputs or last.settings != settings:
             refuse_mis_served(batch, self.backend.split, segments)
             step = Step(batch, {s.name: s for s in segments}, self.environment, self.limits)
-            last = _Kept(self._declared(step, found, order, reorder), shape, settings, _lengths(batch))
+            layout = self._layout(step)
+            if codes != self._codes:
+                self._codes, self._rows = codes, found.rows
+            plan = self._declared(step, found, layout, reorder and order is not None, order)
+            self._last = _Kept(plan, layout, inputs, settings, _lengths(batch))
         elif last.lengths != (lengths := _lengths(batch)):
             step = Step(batch, {s.name: s for s in segments}, self.environment, self.limits)
-            last = _Kept(self._refreshed(last.plan, step), shape, settings, lengths)
-        self._last = last
-        return last.plan
+            self._last = _Kept(self._refreshed(last, step), last.layout, inputs, settings, lengths)
+        assert self._last is not None
+        return self._last.plan
 
-    def _declared(self, step: Step, found: Classification, order: list[int] | None, reorder: bool) -> MetadataPlan:
-        """A plan from the declaration alone."""
+    def _layout(self, step: Step) -> _Layout:
+        """What the routes of this batch decide, computed once for each combination of routes."""
         routes = {name: _route(self.backend, step, name) for name in step.segments}
-        consumers = _consumers(self.backend, step, routes)
-        fields, skipped = {}, {}
-        for field in self.backend.fields:
-            consumer = consumers.get(field.name)
-            if consumer is None:
-                skipped[field.name] = _reason(field, step)
-            else:
-                fields[field.name] = _planned(field, step, consumer)
-        skipped.update(self.backend.never_read)
+        shared = [r for r in self.backend.shared if r.when is None or r.when(step)] if routes else []
+        key = (*map(id, routes.values()), 0, *map(id, shared))
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = _Layout(self.backend, step, routes, shared)
+        return layout
+
+    def _declared(
+        self, step: Step, found: Classification, layout: _Layout, reordered: bool, order: list[int] | None
+    ) -> MetadataPlan:
+        """A plan from the declaration alone."""
+        fields = {part.field.name: _planned(part, step) for part in layout.planned}
         return MetadataPlan(
-            backend=self.backend.name,
-            batch_class=found.batch_class,
-            mixed=found.mixed,
-            coarse=found.coarse,
-            graph_eligible=found.graph_eligible,
-            reordered=reorder and order is not None,
-            num_tokens=step.batch.num_tokens,
-            routes={name: route.label for name, route in routes.items()},
-            heads=Heads() if self.backend.heads is None else Heads(**self.backend.heads(step)),
-            rows=found.rows,
-            order=order,
-            segments=[_segment(step.batch, segment) for segment in step.segments.values()],
-            fields=fields,
-            skipped=skipped,
-            cost=_cost(self.backend, fields),
+            self.backend.name,
+            found.batch_class,
+            found.mixed,
+            found.coarse,
+            found.graph_eligible,
+            reordered,
+            step.batch.num_tokens,
+            layout.routes,
+            _NO_HEADS if self.backend.heads is None else Heads(**self.backend.heads(step)),
+            self._rows,
+            order,
+            [_segment(step.batch, segment) for segment in step.segments.values()],
+            fields,
+            layout.skipped,
+            _cost(layout, fields),
         )
 
-    def _refreshed(self, plan: MetadataPlan, step: Step) -> MetadataPlan:
-        """The same plan for other sequence lengths: only what reads them is computed again."""
+    def _refreshed(self, last: _Kept, step: Step) -> MetadataPlan:
+        """The last plan for other sequence lengths: only what reads them is computed again."""
+        plan = last.plan
         fields = dict(plan.fields)
-        moved = False
-        for field in self.backend.fields:
-            if field.lengths != "none" and field.name in fields:
-                fields[field.name] = _planned(field, step, fields[field.name].consumer)
-                moved = moved or field.source != "host" or bool(fields[field.name].shape)
+        for part in last.layout.moving:
+            fields[part.field.name] = _planned(part, step)
         segments = [
             SegmentPlan(s.name, s.rows, s.tokens, s.max_query_len, step.segments[s.name].max_seq_len(step.batch))
             for s in plan.segments
@@ -130,18 +141,52 @@ class Planner:
             segments,
             fields,
             plan.skipped,
-            _cost(self.backend, fields) if moved else plan.cost,
+            _cost(last.layout, fields) if last.layout.moving_sizes else plan.cost,
         )
+
+
+class _Part(NamedTuple):
+    """A field that is planned on these routes."""
+
+    field: Field
+    dtype: str
+    consumer: str
+    rows: tuple[str, ...]  # segments whose lengths it reads
+
+
+class _Layout:
+    """What follows from the routes alone: which fields are planned, who reads them, why the others are left out."""
+
+    __slots__ = ("launches", "moving", "moving_sizes", "planned", "routes", "skipped")
+
+    def __init__(self, backend: Backend, step: Step, routes: Mapping[str, Route], shared: Sequence[Route]) -> None:
+        consumers = _consumers((*routes.values(), *shared))
+        self.routes = {name: route.label for name, route in routes.items()}
+        self.planned: list[_Part] = []
+        self.skipped: dict[str, str] = {}
+        for field in backend.fields:
+            consumer = consumers.get(field.name)
+            if consumer is None:
+                self.skipped[field.name] = _reason(field, step)
+                continue
+            dtype = field.dtype(step.environment) if callable(field.dtype) else field.dtype
+            rows = field.rows or ((field.part,) if field.part in SEGMENT_NAMES else tuple(step.segments))
+            self.planned.append(_Part(field, dtype, consumer, rows))
+        self.skipped.update(backend.never_read)
+        self.moving = [part for part in self.planned if part.field.lengths != "none"]
+        self.moving_sizes = any(part.dtype not in ("int", "bool", "list[int]") for part in self.moving)
+        self.launches = sum(part.field.launches for part in self.planned)
 
 
 class _Kept:
     """The last plan of a planner and everything it was computed from."""
 
-    __slots__ = ("lengths", "plan", "settings", "shape")
+    __slots__ = ("inputs", "layout", "lengths", "plan", "settings")
 
-    def __init__(self, plan: MetadataPlan, shape: Any, settings: Any, lengths: Any) -> None:
+    def __init__(self, plan: MetadataPlan, layout: _Layout, inputs: Any, settings: Any, lengths: Any) -> None:
         self.plan = plan
-        self.shape = shape  # kinds and query lengths of every row, tokens, segments, order
+        self.layout = layout
+        self.inputs = inputs  # kinds and query lengths of every row, tokens, segments, order
         self.settings = settings
         self.lengths = lengths
 
@@ -161,17 +206,13 @@ def _route(backend: Backend, step: Step, segment: str) -> Route:
     raise BadInput(f"{backend.name}: {segment} segment: no kernel serves it on {step.environment.gfx}")
 
 
-def _consumers(backend: Backend, step: Step, routes: Mapping[str, Route]) -> dict[str, str]:
+def _consumers(routes: Sequence[Route]) -> dict[str, str]:
     """Who reads each field on these routes, as `kernel(parameter)`."""
     readers: dict[str, dict[str, None]] = {}
-    kernels: list[Kernel] = [kernel for route in routes.values() for kernel in route.readers]
-    if step.segments:
-        for route in backend.shared:
-            if route.when is None or route.when(step):
-                kernels.extend(route.readers)
-    for kernel in kernels:
-        for name, parameter in kernel.reads.items():
-            readers.setdefault(name, {})[f"{kernel.name}({parameter})"] = None
+    for route in routes:
+        for kernel in route.readers:
+            for name, parameter in kernel.reads.items():
+                readers.setdefault(name, {})[f"{kernel.name}({parameter})"] = None
     return {name: ", ".join(reader) for name, reader in readers.items()}
 
 
@@ -183,9 +224,10 @@ def _reason(field: Field, step: Step) -> str:
     return field.unread(step) if callable(field.unread) else field.unread
 
 
-def _planned(field: Field, step: Step, consumer: str) -> FieldPlan:
+def _planned(part: _Part, step: Step) -> FieldPlan:
+    field, dtype, consumer, rows = part
     source, value = field.source, None
-    if field.lengths == "exact" and (row := _inexact_row(field, step)) is not None:
+    if field.lengths == "exact" and step.inexact is not None and (row := _inexact_row(rows, step)) is not None:
         if not field.from_device:
             batch = step.batch
             assert batch.seq_lens_lower is not None
@@ -196,24 +238,21 @@ def _planned(field: Field, step: Step, consumer: str) -> FieldPlan:
         source = "device"
     elif field.value is not None:
         value = field.value(step)
-    dtype = field.dtype(step.environment) if callable(field.dtype) else field.dtype
-    if isinstance(value, np.ndarray):
-        return FieldPlan(source, dtype, value.shape, value, consumer)
-    if isinstance(value, list):
-        return FieldPlan(source, dtype, (len(value),), value, consumer)
+        if isinstance(value, np.ndarray):
+            return FieldPlan(source, dtype, value.shape, value, consumer)
+        if isinstance(value, list):
+            return FieldPlan(source, dtype, (len(value),), value, consumer)
     return FieldPlan(source, dtype, () if field.shape is None else field.shape(step), value, consumer)
 
 
-def _inexact_row(field: Field, step: Step) -> int | None:
-    inexact = step.batch.inexact
-    if inexact is None:
-        return None
-    names = field.rows or ((field.part,) if field.part in SEGMENT_NAMES else tuple(step.segments))
+def _inexact_row(names: Sequence[str], step: Step) -> int | None:
+    """The first row known only by bounds in these segments."""
+    assert step.inexact is not None
     for name in names:
         if name in step.segments:
             start, stop = step.segments[name].rows
-            if inexact[start:stop].any():
-                return start + int(inexact[start:stop].argmax())
+            if step.inexact[start:stop].any():
+                return start + int(step.inexact[start:stop].argmax())
     return None
 
 
@@ -223,12 +262,13 @@ def _segment(batch: Batch, segment: Segment) -> SegmentPlan:
     )
 
 
-def _cost(backend: Backend, fields: Mapping[str, FieldPlan]) -> Cost:
+def _cost(layout: _Layout, fields: Mapping[str, FieldPlan]) -> Cost:
     h2d = persistent = 0
     for planned in fields.values():
-        if isinstance(planned.value, np.ndarray):
-            h2d += planned.value.nbytes
-        elif planned.source == "persistent":
+        if planned.source == "persistent":
             persistent += planned.nbytes
-    launches = sum(field.launches for field in backend.fields if field.launches and field.name in fields)
-    return Cost(0, 1 if h2d else 0, h2d, launches, persistent) if h2d or persistent or launches else _NO_COST
+        elif isinstance(planned.value, np.ndarray):
+            h2d += planned.value.nbytes
+    if h2d or persistent or layout.launches:
+        return Cost(0, 1 if h2d else 0, h2d, layout.launches, persistent)
+    return _NO_COST

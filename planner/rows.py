@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from . import _rows_twin
 from .lengths import BoolArray, Int32Array, UInt8Array
 
@@ -17,7 +19,7 @@ MISALIGNED = -1
 
 
 class RowPasses(Protocol):
-    """The five passes."""
+    """The six passes."""
 
     def read_rows(
         self, rows: list[str], scheduled: dict[str, int], ids: list[str] | None, computed: Any, out: Int32Array, /
@@ -57,6 +59,9 @@ class RowPasses(Protocol):
     ) -> tuple[int, int]:
         """First row of prefill, and the tokens before it."""
 
+    def spread(self, lengths: Int32Array, rows: int, width: int, out: Int32Array, /) -> None:
+        """The row of every token, from `lengths[chunks, rows]` into `out[chunks, width]`; `rows` behind the last."""
+
 
 IMPLEMENTATIONS: dict[str, RowPasses] = {"python": _rows_twin}
 try:
@@ -65,5 +70,19 @@ except ImportError:  # built where a compiler was found; everything works withou
     pass
 else:
     IMPLEMENTATIONS["native"] = _rows
+
+
+def token_to_row(lengths: Int32Array, width: int | None = None) -> Int32Array:
+    """The row that each token belongs to, int32: (tokens,) from (rows,), or (chunks, width) from (chunks, rows).
+
+    Behind a chunk's last token: the number of rows. C-contiguous int32 lengths >= 0; one pass over the tokens.
+    """
+    if width is None:
+        width = int(np.add.reduce(lengths, axis=None))
+    out = np.empty((*lengths.shape[:-1], width), dtype=np.int32)
+    if lengths.size:
+        active.spread(lengths, lengths.shape[-1], width, out)
+    return out
+
 
 active: RowPasses = IMPLEMENTATIONS.get("native", _rows_twin)

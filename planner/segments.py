@@ -24,11 +24,15 @@ class Segment(NamedTuple):
     def max_query_len(self, batch: Batch) -> int:
         """Longest query of the segment, in tokens."""
         start, stop = self.rows
+        if stop - start == batch.query_lens.size:
+            return batch.max_query_len
         return int(batch.query_lens[start:stop].max())
 
     def max_seq_len(self, batch: Batch) -> int:
         """Longest sequence of the segment, in tokens (an upper bound where lengths are bounds)."""
         start, stop = self.rows
+        if stop - start == batch.seq_lens.size:
+            return batch.longest_seq
         return int(batch.seq_lens[start:stop].max())
 
 
