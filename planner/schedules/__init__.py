@@ -4,7 +4,7 @@
 0.1.2x give; `*_shapes` give the sizes of the buffers those kernels are called with.
 """
 
-from .decode import PackingRule, mla_decode, packing_rule
+from .decode import PackingRule, mla_decode, packing_rule, reads_query_lens
 from .prefill import ps_prefill
 from .sizes import mla_decode_max_splits, mla_decode_shapes, ps_prefill_shapes
 from .work import ClusterSchedule, WorkSchedule
@@ -19,4 +19,5 @@ __all__ = [
     "packing_rule",
     "ps_prefill",
     "ps_prefill_shapes",
+    "reads_query_lens",
 ]

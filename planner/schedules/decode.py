@@ -70,7 +70,6 @@ def _rule(
     kv_dtype: str,
     max_seqlen_qo: int,
     uni_seqlen_qo: int,
-    page_size: int,
     experimental: bool,
 ) -> _Rule:
     heads = integer("num_heads", num_heads, 1)
@@ -79,11 +78,8 @@ def _rule(
     uniform = integer("uni_seqlen_qo", uni_seqlen_qo, -1, longest)
     if uniform == 0:
         raise BadInput("uni_seqlen_qo: expected -1 (read the lengths) or a query length, got 0")
-    if page_size != 1:
-        # Larger pages need the length of each request's last page, which the callers of this kernel do not have.
-        raise BadInput(f"page_size: expected 1, as vLLM and SGLang launch this kernel, got {page_size!r}")
     both_fp8 = q_dtype == kv_dtype == "fp8"
-    neither_fp8 = q_dtype == kv_dtype == "bf16"
+    neither_fp8 = "fp8" not in (q_dtype, kv_dtype)
     fold = _fold_factor(gfx, neither_fp8, both_fp8, heads, longest, experimental)
     launched = 16 if fold > 1 else heads
     rows = launched * longest
@@ -119,99 +115,6 @@ def _runs_parallel(planner: str, rule: _Rule, gfx: str, longest: int, requests: 
     return eligible and fits
 
 
-def mla_decode(
-    qo_indptr: ArrayLike,
-    kv_indptr: ArrayLike,
-    *,
-    num_heads: int,
-    num_cu: int,
-    gfx: str,
-    q_dtype: str,
-    kv_dtype: str,
-    max_seqlen_qo: int,
-    uni_seqlen_qo: int = -1,
-    kv_granularity: int = 16,
-    page_size: int = 1,
-    is_causal: bool = True,
-    max_split_per_batch: int = -1,
-    experimental: bool = False,
-    planner: str = "auto",
-) -> WorkSchedule:
-    """Share a decode batch's KV out over the workgroups, by a cost of one block of KV plus a fixed overhead a piece.
-
-    `qo_indptr[B + 1]` counts query rows (read only where `uni_seqlen_qo` is -1), `kv_indptr[B + 1]` KV tokens, from 0.
-    `q_dtype` and `kv_dtype` are "bf16" or "fp8"; `num_heads` is the launched (padded) count. With `planner="auto"` the
-    result is that of the kernel aiter would launch; they differ only where a request has no KV.
-    Bit-identical to what aiter writes, as prefixes; rows of `reduce_final_map` that aiter leaves unwritten (tiles that
-    are not split) are (-1, -1). Columns 0, 2, 3 and the reduce lists count folded requests where heads are folded.
-    BadInput for a malformed argument, head counts without a kernel, and combinations that aiter leaves undefined.
-    """
-    choice("gfx", gfx, GFX)
-    choice("q_dtype", q_dtype, DTYPES)
-    choice("kv_dtype", kv_dtype, DTYPES)
-    choice("planner", planner, PLANNERS)
-    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, page_size, bool(experimental))
-    power_of_two("kv_granularity", kv_granularity)
-    qo = int32_vector("qo_indptr", qo_indptr)
-    kv = int32_vector("kv_indptr", kv_indptr)
-    requests = len(kv) - 1
-    if requests < 1:
-        raise BadInput(f"kv_indptr: expected at least one request, got {len(kv)} entries")
-    parallel = _runs_parallel(planner, rule, gfx, max_seqlen_qo, requests, uni_seqlen_qo < 0)
-    workgroups = num_splits = rule.workgroups
-    if max_split_per_batch != -1:
-        integer("max_split_per_batch", max_split_per_batch, 1)
-        num_splits = min(workgroups, max_split_per_batch * requests * rule.fold)
-
-    tiles = requests * rule.fold * rule.tiles_per_request
-    if (tiles + workgroups) * max_seqlen_qo > INT32_MAX:
-        raise BadInput(f"kv_indptr: expected a batch whose query rows fit int32, got {requests} requests")
-    a = workgroups + 1
-    b = a + tiles + 1
-    c = b + 2 * tiles
-    d = c + tiles + workgroups
-    block = np.empty(d + WORK_COLUMNS * (tiles + workgroups), np.int32)
-    packed = packing.active.decode_pack(
-        qo,
-        kv,
-        rule.fold,
-        uni_seqlen_qo,
-        rule.tiles_per_request,
-        max_seqlen_qo,
-        kv_granularity,
-        rule.overhead,
-        num_splits,
-        workgroups,
-        bool(is_causal),
-        parallel,
-        block,
-    )
-    if packed is None:
-        _refuse(qo, kv, uni_seqlen_qo, max_seqlen_qo)
-    works, partials = packed
-    return WorkSchedule(
-        (block[:a], block[d : d + WORK_COLUMNS * works].reshape(works, WORK_COLUMNS)),
-        block[a:b],
-        block[b:c].reshape(tiles, 2),
-        block[c : c + partials],
-    )
-
-
-def _refuse(qo: Int32Array, kv: Int32Array, uniform: int, longest: int) -> NoReturn:
-    """Find the element that the packing loop stumbled over."""
-    requests = len(kv) - 1
-    # Schedules count KV from 0, whatever the first entry: only 0 gives ranges that the kernel can index with.
-    check_indptr("kv_indptr", kv, requests, start=0)
-    check_indptr("qo_indptr", qo, requests)
-    if uniform < 0:
-        lens = np.diff(qo)
-        over = np.flatnonzero(lens > longest)
-        if over.size:
-            at = int(over[0])
-            raise BadInput(f"qo_indptr[{at + 1}]: expected at most max_seqlen_qo = {longest} rows, got {lens[at]}")
-    raise BadInput(f"kv_indptr: expected a batch whose work costs fit int32 ({INT32_MAX}), got {kv[-1]} tokens")
-
-
 class PackingRule(NamedTuple):
     """All that decides a schedule besides the lengths."""
 
@@ -239,14 +142,122 @@ def packing_rule(
 ) -> PackingRule:
     """The rule `mla_decode` packs a batch of `requests` by, for a scheduler that runs where the lengths are known.
 
-    Arguments and refusals as there; page size 1.
+    Arguments and refusals as there.
     """
-    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, 1, bool(experimental))
+    choice("gfx", gfx, GFX)
+    choice("q_dtype", q_dtype, DTYPES)
+    choice("kv_dtype", kv_dtype, DTYPES)
     choice("planner", planner, PLANNERS)
     requests = integer("requests", requests, 1)
+    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, bool(experimental))
     num_splits = rule.workgroups
     if max_split_per_batch != -1:
         integer("max_split_per_batch", max_split_per_batch, 1)
         num_splits = min(num_splits, max_split_per_batch * requests * rule.fold)
     drops_empty = _runs_parallel(planner, rule, gfx, max_seqlen_qo, requests, uni_seqlen_qo < 0)
     return PackingRule(rule.fold, rule.tiles_per_request, rule.workgroups, num_splits, rule.overhead, drops_empty)
+
+
+def reads_query_lens(*, num_heads: int, gfx: str, q_dtype: str, kv_dtype: str, max_seqlen_qo: int) -> bool:
+    """Whether aiter's planner is defined for rows of different query length (`uni_seqlen_qo=-1`) here."""
+    rule = _rule(num_heads, 1, gfx, q_dtype, kv_dtype, max_seqlen_qo, max_seqlen_qo, False)
+    return rule.fold == 1 and not rule.splits_queries
+
+
+def mla_decode(
+    qo_indptr: ArrayLike,
+    kv_indptr: ArrayLike,
+    *,
+    num_heads: int,
+    num_cu: int,
+    gfx: str,
+    q_dtype: str,
+    kv_dtype: str,
+    max_seqlen_qo: int,
+    uni_seqlen_qo: int = -1,
+    kv_granularity: int = 16,
+    page_size: int = 1,
+    is_causal: bool = True,
+    max_split_per_batch: int = -1,
+    experimental: bool = False,
+    planner: str = "auto",
+) -> WorkSchedule:
+    """Share a decode batch's KV out over the workgroups, by a cost of one block of KV plus a fixed overhead a piece.
+
+    `qo_indptr[B + 1]` counts query rows (read only where `uni_seqlen_qo` is -1), `kv_indptr[B + 1]` KV tokens, from 0.
+    `q_dtype` and `kv_dtype` are "bf16", "fp16" or "fp8"; `num_heads` is the launched (padded) count. With `planner="auto"` the
+    result is that of the kernel aiter would launch; they differ only where a request has no KV.
+    Bit-identical to what aiter writes, as prefixes; rows of `reduce_final_map` that aiter leaves unwritten (tiles that
+    are not split) are (-1, -1). Columns 0, 2, 3 and the reduce lists count folded requests where heads are folded.
+    BadInput for a malformed argument, head counts without a kernel, and combinations that aiter leaves undefined.
+    """
+    if page_size != 1:
+        # Larger pages need the length of each request's last page, which the callers of this kernel do not have.
+        raise BadInput(f"page_size: expected 1, as vLLM and SGLang launch this kernel, got {page_size!r}")
+    power_of_two("kv_granularity", kv_granularity)
+    qo = int32_vector("qo_indptr", qo_indptr)
+    kv = int32_vector("kv_indptr", kv_indptr)
+    requests = len(kv) - 1
+    if requests < 1:
+        raise BadInput(f"kv_indptr: expected at least one request, got {len(kv)} entries")
+    rule = packing_rule(
+        requests,
+        num_heads=num_heads,
+        num_cu=num_cu,
+        gfx=gfx,
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        max_seqlen_qo=max_seqlen_qo,
+        uni_seqlen_qo=uni_seqlen_qo,
+        max_split_per_batch=max_split_per_batch,
+        experimental=experimental,
+        planner=planner,
+    )
+    workgroups = rule.workgroups
+    tiles = requests * rule.fold * rule.tiles_per_request
+    if (tiles + workgroups) * max_seqlen_qo > INT32_MAX:
+        raise BadInput(f"kv_indptr: expected a batch whose query rows fit int32, got {requests} requests")
+    a = workgroups + 1
+    b = a + tiles + 1
+    c = b + 2 * tiles
+    d = c + tiles + workgroups
+    block = np.empty(d + WORK_COLUMNS * (tiles + workgroups), np.int32)
+    packed = packing.active.decode_pack(
+        qo,
+        kv,
+        rule.fold,
+        uni_seqlen_qo,
+        rule.tiles_per_request,
+        max_seqlen_qo,
+        kv_granularity,
+        rule.overhead,
+        rule.num_splits,
+        workgroups,
+        bool(is_causal),
+        rule.drops_empty,
+        block,
+    )
+    if packed is None:
+        _refuse(qo, kv, uni_seqlen_qo, max_seqlen_qo)
+    works, partials = packed
+    return WorkSchedule(
+        (block[:a], block[d : d + WORK_COLUMNS * works].reshape(works, WORK_COLUMNS)),
+        block[a:b],
+        block[b:c].reshape(tiles, 2),
+        block[c : c + partials],
+    )
+
+
+def _refuse(qo: Int32Array, kv: Int32Array, uniform: int, longest: int) -> NoReturn:
+    """Find the element that the packing loop stumbled over."""
+    requests = len(kv) - 1
+    # Schedules count KV from 0, whatever the first entry: only 0 gives ranges that the kernel can index with.
+    check_indptr("kv_indptr", kv, requests, start=0)
+    check_indptr("qo_indptr", qo, requests)
+    if uniform < 0:
+        lens = np.diff(qo)
+        over = np.flatnonzero(lens > longest)
+        if over.size:
+            at = int(over[0])
+            raise BadInput(f"qo_indptr[{at + 1}]: expected at most max_seqlen_qo = {longest} rows, got {lens[at]}")
+    raise BadInput(f"kv_indptr: expected a batch whose work costs fit int32 ({INT32_MAX}), got {kv[-1]} tokens")

@@ -12,7 +12,7 @@ from .work import WORK_COLUMNS
 Shapes = dict[str, tuple[int, ...]]
 
 GFX = ("gfx942", "gfx950")
-DTYPES = ("bf16", "fp8")
+DTYPES = ("bf16", "fp16", "fp8")
 
 
 def _shapes(workgroups: int, works: int, tiles: int, partials: int) -> Shapes:
@@ -122,7 +122,7 @@ def mla_decode_shapes(
 ) -> Shapes:
     """Shape of each buffer of the MLA decode kernel; `work_metadata_ptrs` is uint64, the rest int32.
 
-    `num_heads` is the launched count, a multiple of 8; `q_dtype` and `kv_dtype` are "bf16" or "fp8".
+    `num_heads` is the launched count, a multiple of 8; `q_dtype` and `kv_dtype` are "bf16", "fp16" or "fp8".
     """
     _check_common(num_heads, max_seqlen_qo, q_dtype, kv_dtype, gfx, num_cu)
     batch_size = integer("batch_size", batch_size, 0)

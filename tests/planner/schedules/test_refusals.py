@@ -83,8 +83,8 @@ def test_a_bad_prefill_argument_is_named(changes: dict[str, Any], message: str) 
         ({"num_heads": 20}, "num_heads: expected a multiple of 16, "),
         ({"num_heads": 8}, "num_heads: expected a multiple of 16, "),
         ({"gfx": "gfx90a"}, "gfx: expected one of gfx942, gfx950, got 'gfx90a'"),
-        ({"q_dtype": "fp16"}, "q_dtype: expected one of bf16, fp8, got 'fp16'"),
-        ({"kv_dtype": ["bf16"]}, "kv_dtype: expected one of bf16, fp8, got ['bf16']"),
+        ({"q_dtype": "fp32"}, "q_dtype: expected one of bf16, fp16, fp8, got 'fp32'"),
+        ({"kv_dtype": ["bf16"]}, "kv_dtype: expected one of bf16, fp16, fp8, got ['bf16']"),
         ({"max_seqlen_qo": 0}, "max_seqlen_qo: expected at least 1, got 0"),
         ({"uni_seqlen_qo": 0}, "uni_seqlen_qo: expected -1 (read the lengths) or a query length, got 0"),
         ({"uni_seqlen_qo": 2}, "uni_seqlen_qo: expected -1 to 1, got 2"),
@@ -114,7 +114,7 @@ def test_a_bad_decode_argument_is_named(changes: dict[str, Any], message: str) -
         ({"num_heads": 20}, "num_heads: expected a multiple of 8, got 20"),
         ({"num_cu": 0}, "num_cu: expected at least 1, got 0"),
         ({"batch_size": -1}, "batch_size: expected at least 0, got -1"),
-        ({"kv_dtype": "int8"}, "kv_dtype: expected one of bf16, fp8, got 'int8'"),
+        ({"kv_dtype": "int8"}, "kv_dtype: expected one of bf16, fp16, fp8, got 'int8'"),
     ],
 )
 def test_a_bad_size_argument_is_named(changes: dict[str, Any], message: str) -> None:
