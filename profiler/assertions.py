@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ContextDecorator
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 
 from ..planner.errors import BadInput, NothingMeasured
 from .budget import EXEMPTIONS, FIGURES, STATS, WHOLE_STEP, Allow, Budget, ClassBudget, parse_site
-from .gate import Gate, check
+from .gate import Gate, check, shown_path
 from .report import Report
 from .session import Collectors, Profiler
 from .windows import StepWindow
@@ -31,6 +32,10 @@ class SyncBudgetExceeded(AssertionError):
         self.gate = gate
 
 
+class SyncHazard(UserWarning):
+    """No sync, but a race: the host read an asynchronous copy before anything proved it complete."""
+
+
 class assert_sync_free(ContextDecorator):
     """Fails if the block waits for the device: `with assert_sync_free(): ...`; a decorator too.
 
@@ -39,7 +44,8 @@ class assert_sync_free(ContextDecorator):
     Entering gives the `Profiler`: the block is one step, or as many as it opens itself, with phases if it likes.
 
     Raises `SyncBudgetExceeded` (an AssertionError) with the lines to blame, `NothingMeasured` where no collector could
-    see a device (under pytest as `--syncfree-missing` says), `BadInput` for an unknown figure.
+    see a device (under pytest as `--syncfree-missing` says), `BadInput` for an unknown figure. Warns (`SyncHazard`)
+    where the block is free of syncs only because the host reads a copy without waiting for it.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class assert_sync_free(ContextDecorator):
         if plugin is not None:
             plugin.collect(report)
         if error is None:
+            warn_of_hazards(report)
             enforce(check(report, self._budget))
 
 
@@ -115,6 +122,14 @@ def enforce(gate: Gate) -> None:
         raise SyncBudgetExceeded(gate)
     if gate.unmeasured:
         missing("\n".join(judgement.line() for judgement in gate.unmeasured))
+
+
+def warn_of_hazards(report: Report) -> None:
+    """One `SyncHazard` warning for each race that a collector saw."""
+    for note in report.notes:
+        if note.kind == "hazard":
+            where = f"{shown_path(note.file)}:{note.line}: " if note.file else ""
+            warnings.warn(f"{where}{note.text}", SyncHazard, stacklevel=3)
 
 
 def missing(text: str) -> NoReturn:

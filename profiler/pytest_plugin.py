@@ -237,7 +237,7 @@ class _MeasuredTest:
     def end(self, passed: bool) -> BaseException | None:
         """Stop, and judge if the test passed so far; the failure to raise, if any."""
         from ..planner.errors import NothingMeasured
-        from .assertions import SyncBudgetExceeded, enforce
+        from .assertions import SyncBudgetExceeded, SyncHazard, enforce, warn_of_hazards
         from .gate import check
 
         report = self.profiler.finish()
@@ -245,9 +245,12 @@ class _MeasuredTest:
         if not passed:
             return None
         try:
+            warn_of_hazards(report)
             enforce(check(report, self._budget(self.profiler.body_only)))
         except SyncBudgetExceeded as error:
             return _failure(f"sync budget exceeded\n{error}")
+        except SyncHazard as error:  # warnings are errors in this run
+            return _failure(f"hazard\n{error}")
         except NothingMeasured as error:
             return _failure(f"nothing measured\n{error}")
         except pytest.skip.Exception as skip:

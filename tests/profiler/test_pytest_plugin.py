@@ -1,8 +1,10 @@
 """The pytest plugin, in pytest runs of its own."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -284,6 +286,79 @@ def test_a_budget_file_that_is_wrong_is_named(run, pytester):
     result = run(BUDGETED, "--syncfree-budget=b.toml")
     result.assert_outcomes(errors=3)
     result.stdout.fnmatch_lines(["*b.toml: budget.decode.sync: unknown key (did you mean syncs?)*"])
+
+
+ON_DEVICE = """
+import pytest, torch
+from syncfree.profiler import assert_sync_free, simulated_device
+
+@pytest.mark.sync_budget(syncs=0)
+def test_fixture(sync_device, sync_profiler):
+    x = torch.ones(4, device=sync_device)
+    with sync_profiler.step("decode"):
+        x + 1
+
+@pytest.mark.sync_budget(syncs=0)
+def test_fixture_waits(sync_device):
+    torch.ones(4, device=sync_device).sum().item()
+
+@pytest.mark.sync_budget(syncs=0)
+def test_device_opened_inside(sync_profiler):
+    with simulated_device() as device:
+        with sync_profiler.step("decode"):
+            torch.ones(4, device=device).sum().item()
+
+def test_hazard(sync_device):
+    x = torch.ones(4, device=sync_device)
+    host = torch.empty(4, pin_memory=True)
+    with assert_sync_free():
+        host.copy_(x, non_blocking=True)
+        float(host[0])
+"""
+
+
+@pytest.fixture
+def run_apart(pytester):
+    """Runs `ON_DEVICE` in a process of its own: a process can be given a simulated device by one copy of the code."""
+    # Not imported here: pytester takes modules out again that a test has loaded, and torch cannot be loaded twice.
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
+        pytest.skip("a GPU may be here: this is about machines without one")
+
+    def go(*args):
+        pytester.makepyfile(ON_DEVICE)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+    return go
+
+
+def test_without_a_gpu_the_device_is_a_simulated_one(run_apart):
+    result = run_apart()
+    result.assert_outcomes(passed=2, failed=2, warnings=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*test: syncs = 1 > 0 (max over 1 step, whole step)*",
+            "*in test_fixture_waits (1x)*",
+            "*torch.ones(4, device=sync_device).sum().item()*",
+            "*decode: syncs = 1 > 0 (max over 1 step, whole step)*",
+            "*in test_device_opened_inside (1x)*",
+        ]
+    )
+    result.stdout.fnmatch_lines(["*SyncHazard: *:25: *pinned memory*"])
+
+
+def test_a_hazard_fails_where_warnings_do(run_apart):
+    result = run_apart("-W", "error::syncfree.profiler.assertions.SyncHazard", "-k", "test_hazard")
+    result.assert_outcomes(failed=1, deselected=3)
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_no_pass(run_apart):
+    result = run_apart("--syncfree-device=cuda", "-k", "test_fixture")
+    result.assert_outcomes(errors=2, deselected=2)
+    result.stdout.fnmatch_lines(["*sync_device: --syncfree-device=cuda, but torch sees no GPU here*"])
+    skipped = run_apart("--syncfree-device=cuda", "--syncfree-missing=skip", "-k", "test_fixture")
+    skipped.assert_outcomes(skipped=2, deselected=2)
 
 
 REPORTED = """
