@@ -74,11 +74,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_num_batched_tokens: int = 8192
     sliding_window: int | None = None  # tokens a query sees, itself included
     full_attention_layers: bool = False  # with a sliding window: the same builder also serves layers without one
+    graph_sizes: tuple[int, ...] | None = None  # tokens of the captured graphs; None: vLLM's default sizes
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if name != "full_attention_layers":
+            if name not in ("full_attention_layers", "graph_sizes"):
                 _expect_at_least(name, getattr(self, name), 1)
+        for index, size in enumerate(self.graph_sizes or ()):
+            _expect_at_least(f"graph_sizes[{index}]", size, 1)
+        if self.graph_sizes == ():
+            raise BadInput("graph_sizes: expected at least one size, got none")
+
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Tokens of the captured graphs. Source of the default: vLLM 0.32, `VllmConfig._set_cudagraph_sizes`."""
+        if self.graph_sizes is not None:
+            return self.graph_sizes
+        most = min(2 * self.max_num_seqs, 512, self.max_num_batched_tokens)
+        sizes = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16), self.max_num_seqs, self.max_num_batched_tokens}
+        return tuple(sorted(size for size in sizes if size <= most))
 
 
 def read_version(name: str, text: str) -> tuple[int, int, int]:
