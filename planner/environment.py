@@ -12,7 +12,7 @@ from .errors import BadInput
 Release: TypeAlias = tuple[int, int]
 
 VLLM_RELEASES: tuple[Release, ...] = ((0, 26), (0, 32))  # builders that plans were compared with, field by field
-ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1, "int32": 4, "int64": 8, "float32": 4, "bool": 1, "uint8": 1}
+ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1, "int32": 4, "int64": 8, "float32": 4, "bool": 1, "uint8": 1, "uint64": 8}
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

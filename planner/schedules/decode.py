@@ -185,8 +185,8 @@ def mla_decode(
     """Share a decode batch's KV out over the workgroups, by a cost of one block of KV plus a fixed overhead a piece.
 
     `qo_indptr[B + 1]` counts query rows (read only where `uni_seqlen_qo` is -1), `kv_indptr[B + 1]` KV tokens, from 0.
-    `q_dtype` and `kv_dtype` are "bf16", "fp16" or "fp8"; `num_heads` is the launched (padded) count. With `planner="auto"` the
-    result is that of the kernel aiter would launch; they differ only where a request has no KV.
+    `q_dtype` and `kv_dtype` are "bf16", "fp16" or "fp8"; `num_heads` is the launched (padded) count. With
+    `planner="auto"` the result is that of the kernel aiter would launch; they differ only where a request has no KV.
     Bit-identical to what aiter writes, as prefixes; rows of `reduce_final_map` that aiter leaves unwritten (tiles that
     are not split) are (-1, -1). Columns 0, 2, 3 and the reduce lists count folded requests where heads are folded.
     BadInput for a malformed argument, head counts without a kernel, and combinations that aiter leaves undefined.

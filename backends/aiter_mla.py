@@ -1,0 +1,478 @@
+"""vLLM's ROCM_AITER_MLA: a decode segment of uniform query length and a prefill segment with chunked context.
+
+Compared with `rocm_aiter_mla.py` and `mla_attention.py` of vLLM 0.32; 0.26 cuts contexts differently and schedules
+decodes of one token a row only. Which kernel serves a decode is told in `mla_decode.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..planner import schedules
+from ..planner.backend import Backend, Field, Kernel, Maker, Route, Step
+from ..planner.environment import Environment, Limits
+from ..planner.errors import BadInput
+from ..planner.lengths import Int32Array
+from . import mla_decode as decode
+from . import mla_kernels as kernels
+from .mla_context import even_chunks, packed_chunks
+
+FP8_QUERY_TILE = 256  # query rows of one tile of the FP8 prefill kernel
+FP8_KV_UNIT = 128
+
+# ---------------------------------------------------------------- values
+
+
+def _longest_query(step: Step) -> int:
+    """Upstream hands a prefill the longest query of the whole batch, and so do we: kernels need a bound only."""
+    return step.batch.max_query_len
+
+
+def prefill_query_start_loc(step: Step) -> Int32Array:
+    """(rows + 1,) int32 of the prefill segment, starting at 0."""
+    rows = step.rows("prefill")
+    starts = step.batch.query_start_loc[rows.start : rows.stop + 1]
+    rebased: Int32Array = starts - starts[0]
+    return rebased
+
+
+def fp8_schedule(step: Step) -> schedules.WorkSchedule:
+    """The FP8 prefill schedule; new tokens only, so keys are counted like queries."""
+    starts = step.once(prefill_query_start_loc)
+    return schedules.ps_prefill(
+        starts,
+        starts,
+        np.diff(starts),
+        num_heads_k=_fp8_heads(step),
+        num_cu=step.environment.num_cu,
+        qlen_granularity=FP8_QUERY_TILE,
+        kvlen_granularity=FP8_KV_UNIT,
+    )
+
+
+def _fp8_heads(step: Step) -> int:
+    heads = step.limits.num_heads
+    return heads if _is_026(step) else decode.padded_heads(heads)
+
+
+def heads(step: Step) -> Mapping[str, int]:
+    """Query heads as launched."""
+    found = {}
+    if "decode" in step:
+        found["decode"] = decode.launched_heads(step)
+    if "prefill" in step and _takes_fp8(step):
+        found["fp8_prefill"] = _fp8_heads(step)
+    return found
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def _is_026(step: Step) -> bool:
+    return step.environment.release == (0, 26)
+
+
+def _has_context(step: Step) -> bool:
+    """Whether a live row of the prefill segment continues a sequence."""
+    rows = step.rows("prefill")
+    return bool((step.batch.computed_lens[rows] * (step.batch.query_lens[rows] > 0)).any())
+
+
+def _is_sharded(step: Step) -> bool:
+    return step.environment.dcp_world_size > 1
+
+
+def _has_fp8_cache(step: Step) -> bool:
+    return step.environment.kv_dtype == "fp8"
+
+
+def _takes_fp8(step: Step) -> bool:
+    return step.once(_fp8_refusal) is None
+
+
+def _fp8_refusal(step: Step) -> str | None:
+    """Why the FP8 prefill kernel does not run; None where it does."""
+    environment = step.environment
+    if environment.gfx != "gfx950":
+        return f"the FP8 prefill kernel is built for gfx950 only, not for {environment.gfx}"
+    if not _has_fp8_cache(step):
+        return "the KV cache is not FP8: the prefill runs flash_attn_varlen_func"
+    if environment.dtype != "bf16":
+        return f"the FP8 prefill kernel writes bf16 through a raw pointer, the model runs in {environment.dtype}"
+    if _has_context(step):
+        return "the segment has context: new tokens and context are merged in two passes, neither of them FP8"
+    return None
+
+
+def _is_causal(step: Step) -> bool:
+    return step.batch.causal is True
+
+
+# ---------------------------------------------------------------- reasons
+
+
+def _work_unread(step: Step) -> str:
+    environment = step.environment
+    if decode.gluon_decode(step) or decode.gluon_verify(step):
+        return "mla_gluon splits the KV by itself; only the assembly kernels follow a schedule"
+    if decode.is_unscheduled(step):
+        return f"vLLM {environment.vllm} launches decode blocks of this length without a schedule"
+    if decode.lacks_persistent_kernel(step):
+        return (
+            f"no persistent kernel takes 16 heads and more than {decode.MAX_BF16_PERSISTENT_QUERY} bf16 tokens a row: "
+            "the split-KV kernel serves them, though vLLM 0.32 fills the buffers"
+        )
+    return (
+        f"aiter takes the split-KV kernel from {environment.mla_persistent_max_batch} launched rows on "
+        "(AITER_MLA_DECODE_PERSISTENT_MAX_BATCH) for gfx950, bf16, 16 heads and one token a row"
+    )
+
+
+def _fp8_unread(step: Step) -> str:
+    return step.once(_fp8_refusal) or "the FP8 prefill kernel does not run"
+
+
+def _decode_only(what: str) -> Maker:
+    def reason(step: Step) -> str:
+        return f"prefill kernels take {what} from their own fields" if "decode" not in step else f"{what} is not read"
+
+    return reason
+
+
+def _min_kv_unread(step: Step) -> str:
+    if decode.gluon_decode(step):
+        return "vLLM hands mla_gluon a bound for draft blocks only; one token a row keeps the default of one split"
+    return "only mla_gluon chooses its number of splits by a shortest sequence"
+
+
+def _chunks_unread(version: str = "", of_shard: bool = False) -> Maker:
+    """For a field of one vLLM version's layout (or of both), of the rank's shard (or of the whole context)."""
+
+    def reason(step: Step) -> str:
+        if not _has_context(step):
+            return "no row of this prefill segment has context"
+        if version and not step.environment.vllm.startswith(version):
+            return f"vLLM {step.environment.vllm} cuts contexts differently and has no such field"
+        if not _is_sharded(step):
+            return "without decode context parallelism a rank gathers whole contexts"
+        if of_shard:
+            return "cp_gather_cache takes no map of tokens; only the gather of an FP8 cache does"
+        return "under decode context parallelism a rank gathers its shard"
+
+    return reason
+
+
+# ---------------------------------------------------------------- fields
+
+COMMON_FIELDS = (
+    Field("common.num_actual_tokens", "host", "int", lambda step: step.batch.num_tokens),
+    Field("common.slot_mapping", "device", "int64", shape=lambda step: (step.batch.num_tokens,)),
+    Field(
+        "common.seq_lens",
+        "device",
+        shape=lambda step: (len(step.batch),),
+        unread=_decode_only("sequence lengths"),
+    ),
+    Field(
+        "common.block_table",
+        "device",
+        shape=lambda step: (len(step.batch), None),
+        unread="a prefill without context reads the new keys and values, not the cache",
+    ),
+)
+
+
+def _decode_field(name: str, source: Any, extra: int | None = 0, launches: int = 0, unread: Any = "") -> Field:
+    """A per-row vector of the decode segment with `extra` elements more; `extra` None: a length the engine knows."""
+
+    def shape(step: Step) -> tuple[int | None, ...]:
+        start, stop = step["decode"].rows
+        return (None if extra is None else stop - start + extra,)
+
+    return Field(f"decode.{name}", source, shape=shape, launches=launches, unread=unread)
+
+
+NO_INDPTR = "mla_gluon takes a whole block of equal queries"
+
+DECODE_FIELDS = (
+    _decode_field("qo_indptr", "persistent", 1, launches=1, unread=NO_INDPTR),
+    _decode_field("paged_kv_indptr", "persistent", 1, launches=2),
+    _decode_field("paged_kv_indices", "persistent", None, launches=1),
+    _decode_field(
+        "paged_kv_last_page_len", "persistent", unread="mla_gluon walks single tokens, which have no last page"
+    ),
+    _decode_field("seq_lens", "device", unread="only the merge of decode context parallelism reads the lengths again"),
+    Field(
+        "decode.max_qo_len",
+        "host",
+        "int",
+        lambda step: step.once(decode.decode_rows).max_qo_len,
+    ),
+    Field(
+        "decode.uni_seqlen_qo",
+        "host",
+        "int",
+        decode.uni_seqlen_qo,
+        unread="nothing plans a schedule on this route",
+    ),
+    Field(
+        "decode.min_kv_seq_len",
+        "host",
+        "int",
+        decode.min_kv_seq_len,
+        lengths="lower",
+        unread=_min_kv_unread,
+    ),
+)
+
+
+def _work_field(name: str) -> Field:
+    return Field(
+        f"decode.{name}",
+        "persistent",
+        "uint64" if name == "work_metadata_ptrs" else "int32",
+        shape=lambda step: step.once(decode.work_shapes)[name],
+        unread=_work_unread,
+        # One launch of aiter's planner fills all six.
+        launches=int(name == "work_info"),
+    )
+
+
+WORK_FIELDS = tuple(_work_field(name) for name in kernels.WORK_BUFFERS)
+
+PREFILL_FIELDS = (
+    Field("prefill.query_start_loc", "host", "int32", prefill_query_start_loc),
+    Field("prefill.max_query_len", "host", "int", _longest_query),
+)
+
+
+def _fp8_field(name: str, dtype: str, value: Maker) -> Field:
+    return Field(f"prefill.fp8_ps.{name}", "host", dtype, value, unread=_fp8_unread)
+
+
+def _schedule_field(name: str) -> Field:
+    return _fp8_field(name, "int32", lambda step: getattr(step.once(fp8_schedule), name))
+
+
+FP8_FIELDS = (
+    *(_schedule_field(name) for name in kernels.WORK_BUFFERS[1:]),
+    _fp8_field("num_partial_tiles", "int", lambda step: step.once(fp8_schedule).num_partials),
+    Field(
+        "prefill.fp8_ps.kv_indices",
+        "persistent",
+        # Keys lie in the order of the queries: a constant 0, 1, 2, ... that is filled once.
+        shape=lambda step: (int(step.once(prefill_query_start_loc)[-1]),),
+        unread=_fp8_unread,
+    ),
+)
+
+
+def _chunk_field(name: str, dtype: str, packed: Any = None, even: Any = None, of_shard: bool = False) -> Field:
+    """A field of vLLM 0.32's layout (`packed`), of 0.26's (`even`), or of both."""
+
+    def value(step: Step) -> Any:
+        if _is_026(step):
+            return getattr(step.once(even_chunks), even)
+        return packed(step.once(packed_chunks)) if callable(packed) else getattr(step.once(packed_chunks), packed)
+
+    version = "" if packed and even else "0.32" if packed else "0.26"
+    return Field(
+        f"prefill.chunked_context.{name}",
+        "host",
+        dtype,
+        value,
+        lengths="exact",
+        unread=_chunks_unread(version, of_shard),
+    )
+
+
+def _workspace_rows(step: Step) -> int:
+    tokens, ranks = step.limits.workspace_tokens, step.environment.dcp_world_size
+    return tokens if ranks == 1 else tokens + tokens // ranks
+
+
+CHUNK_FIELDS = (
+    Field(
+        "prefill.chunked_context.workspace",
+        "persistent",
+        lambda environment: environment.dtype,
+        shape=lambda step: (_workspace_rows(step), None),
+        unread=_chunks_unread(),
+    ),
+    _chunk_field("cu_seq_lens", "int32", "cu_seq_lens", "cu_seq_lens"),
+    _chunk_field("starts", "int32", "starts", "starts"),
+    _chunk_field("token_to_seq", "int32", "token_to_seq", "token_to_seq"),
+    _chunk_field("query_start_loc", "int32", "query_start_loc"),
+    _chunk_field("num_chunks", "int", lambda chunks: len(chunks.rows)),
+    _chunk_field("request_slice", "list", "rows"),
+    _chunk_field("token_slice", "list", "tokens"),
+    _chunk_field("continuation_token_end", "list[int]", "continuation_token_end"),
+    _chunk_field("is_continuation", "list[bool]", "is_continuation"),
+    _chunk_field("num_context_tokens", "list[int]", "num_context_tokens"),
+    _chunk_field("max_query_len", "list[int]", "max_query_len"),
+    _chunk_field("max_seq_len", "list[int]", "max_seq_len"),
+    _chunk_field("empty_token_slices", "list", "empty_tokens"),
+    _chunk_field("seq_tot", "list[int]", None, "seq_tot"),
+    _chunk_field("max_seq_lens", "list[int]", None, "max_seq_lens"),
+    _chunk_field("chunk_total_token", "list[int]", None, "chunk_total_token"),
+    _chunk_field("has_empty_context", "list[bool]", None, "has_empty_context"),
+    _chunk_field("prefill_tokens_with_context", "int", None, "prefill_tokens_with_context"),
+)
+
+
+def _shard_field(name: str, dtype: str, packed: Any = None, even: Any = None) -> Field:
+    return _chunk_field(name, dtype, packed, even, of_shard=True)
+
+
+SHARD_FIELDS = (
+    _shard_field("local_context_lens_allranks", "list", "local_lens_allranks", "local_lens_allranks"),
+    _shard_field("padded_local_cu_seq_lens", "int32", "local_cu_seq_lens", "local_cu_seq_lens"),
+    _shard_field("padded_local_token_to_seq", "int32", "local_token_to_seq", "local_token_to_seq"),
+    _shard_field("padded_local_seq_lens", "list", "local_seq_lens"),
+    _shard_field("num_local_context_tokens", "list[int]", "num_local_tokens"),
+    _shard_field("local_starts", "list", "local_starts"),
+    _shard_field("padded_local_chunk_seq_lens", "list", None, "local_chunk_seq_lens"),
+    _shard_field("cu_seq_lens_lst", "list", None, "cu_seq_lens_lst"),
+    _shard_field("chunk_size", "int", None, "chunk_size"),
+)
+
+# ---------------------------------------------------------------- routes
+
+
+def _refused_block(step: Step) -> str:
+    return (
+        f"decode context parallelism of blocks of {step.once(decode.decode_rows).max_qo_len} tokens a row is left to "
+        "vLLM: its segmented and round-robin kernels are not declared"
+    )
+
+
+def _undefined_block(step: Step) -> str:
+    return (
+        f"rows of different query length with {decode.launched_heads(step)} heads: aiter's planner folds heads or "
+        "tiles queries there and reads out of bounds; launch padding rows with their tokens"
+    )
+
+
+def _decode_routes(tail: tuple[Kernel, ...], when: Any) -> tuple[Route, ...]:
+    """The assembly kernels' routes; one route for every reason to leave the schedule out."""
+
+    def split(condition: Any) -> Route:
+        return Route(
+            "decode", (kernels.SPLIT_KV, *tail), lambda step: when(step) and condition(step), kernels.BUILD_DECODE
+        )
+
+    return (
+        split(decode.is_unscheduled),
+        split(decode.lacks_persistent_kernel),
+        split(decode.is_gated),
+        Route("decode", when=lambda step: when(step) and decode.is_undefined(step), refuse=_undefined_block),
+        Route("decode", (kernels.SCHEDULER, kernels.PERSISTENT, *tail), when, kernels.BUILD_DECODE),
+    )
+
+
+NOT_CAUSAL = "only causal batches are planned: a drafter's non-causal block is left to vLLM"
+
+ROUTES = (
+    *(Route(name, when=lambda step: not _is_causal(step), refuse=NOT_CAUSAL) for name in ("decode", "prefill")),
+    Route(
+        "decode",
+        when=lambda step: _is_sharded(step) and _is_026(step),
+        refuse="vLLM 0.26 has no decode context parallelism for this backend: its decode returns no log-sum-exp",
+    ),
+    Route(
+        "decode",
+        when=lambda step: _is_sharded(step) and step.once(decode.decode_rows).max_qo_len > 1,
+        refuse=_refused_block,
+    ),
+    Route(
+        "decode",
+        (kernels.GLUON, kernels.COMBINE),
+        lambda step: _is_sharded(step) and decode.gluon_decode(step),
+        kernels.BUILD_DECODE,
+    ),
+    *_decode_routes((kernels.COMBINE,), _is_sharded),
+    Route("decode", (kernels.GLUON,), decode.gluon_decode, kernels.BUILD_DECODE),
+    Route("decode", (kernels.GLUON_VERIFY,), decode.gluon_verify, kernels.BUILD_DECODE),
+    *_decode_routes((), lambda step: True),
+)
+
+PREFILL_ROUTES = (
+    Route("prefill", (kernels.FP8_PREFILL, kernels.FP8_REDUCE), _takes_fp8),
+    Route(
+        "prefill",
+        (kernels.NEW_TOKENS, kernels.GATHER_FP8_SHARD_026, kernels.REORDER_026, kernels.CONTEXT_026, kernels.MERGE_026),
+        lambda step: _has_context(step) and _is_026(step) and _is_sharded(step) and _has_fp8_cache(step),
+    ),
+    Route(
+        "prefill",
+        (kernels.NEW_TOKENS, kernels.GATHER_SHARD_026, kernels.REORDER_026, kernels.CONTEXT_026, kernels.MERGE_026),
+        lambda step: _has_context(step) and _is_026(step) and _is_sharded(step),
+    ),
+    Route(
+        "prefill",
+        (kernels.NEW_TOKENS, kernels.GATHER_026, kernels.CONTEXT_026, kernels.MERGE_026),
+        lambda step: _has_context(step) and _is_026(step),
+    ),
+    Route(
+        "prefill",
+        (kernels.NEW_TOKENS, kernels.GATHER_FP8_SHARD, kernels.REORDER, kernels.CONTEXT, kernels.ACCUMULATE),
+        lambda step: _has_context(step) and _is_sharded(step) and _has_fp8_cache(step),
+    ),
+    Route(
+        "prefill",
+        (kernels.NEW_TOKENS, kernels.GATHER_SHARD, kernels.REORDER, kernels.CONTEXT, kernels.ACCUMULATE),
+        lambda step: _has_context(step) and _is_sharded(step),
+    ),
+    Route("prefill", (kernels.NEW_TOKENS, kernels.GATHER, kernels.CONTEXT, kernels.ACCUMULATE), _has_context),
+    Route("prefill", (kernels.NEW_TOKENS,)),
+)
+
+NEVER_READ = {
+    "common.num_reqs": "the segments carry their rows",
+    "common.max_query_len": "prefill.max_query_len and decode.max_qo_len reach the kernels",
+    "common.max_seq_len": "no kernel of this backend takes a longest sequence",
+    "common.query_start_loc": "kernels take decode.qo_indptr and prefill.query_start_loc, which are made from it",
+    "common.head_dim": "checked when the layer is made; no kernel takes it from the metadata",
+    "decode.block_table": "decode kernels take decode.paged_kv_indices, one entry a token",
+    "prefill.query_lens_cpu": "only the TRT-LLM prefill backend reads it",
+    "prefill.chunked_context.context_lens": "copied to the device by 0.32, read by no kernel",
+    "prefill.chunked_context.context_lens_list": "chunk starts and lengths are made from it; no kernel takes it",
+    "prefill.chunked_context.seq_lens": "chunk lengths reach the kernels through cu_seq_lens and max_seq_len",
+    "prefill.chunked_context.all_rows_active": "only the TRT-LLM prefill backend reads it",
+}
+
+
+def _check(environment: Environment, limits: Limits) -> None:
+    """Refuse, before any batch, what the backend would refuse after the model has been loaded."""
+    if environment.gfx not in ("gfx942", "gfx950"):
+        raise BadInput(f"gfx: expected gfx942 or gfx950 for aiter_mla, got {environment.gfx}")
+    decode.check_heads("num_heads", limits.num_heads, environment)
+    if environment.dcp_world_size > 1:
+        gathered = decode.gathered_heads(environment, limits)
+        decode.check_heads(f"num_heads of {environment.dcp_world_size} ranks", gathered, environment)
+    if limits.num_kv_heads != 1:
+        raise BadInput(f"num_kv_heads: expected 1, the latent head of MLA, got {limits.num_kv_heads}")
+    if limits.sliding_window is not None:
+        raise BadInput(f"sliding_window: expected none for aiter_mla, got {limits.sliding_window}")
+    if environment.kv_sharing:
+        raise BadInput("kv_sharing: expected false, MLA layers do not share caches")
+    if environment.attention_sinks:
+        raise BadInput("attention_sinks: expected false for aiter_mla")
+
+
+BACKEND = Backend(
+    name="aiter_mla",
+    upstream="ROCM_AITER_MLA",
+    split="two",
+    query_lens="uniform",
+    routes=(*ROUTES, *PREFILL_ROUTES),
+    shared=(Route("all", (kernels.CACHE_WRITE,), entry=kernels.FORWARD),),
+    fields=(*COMMON_FIELDS, *DECODE_FIELDS, *WORK_FIELDS, *PREFILL_FIELDS, *FP8_FIELDS, *CHUNK_FIELDS, *SHARD_FIELDS),
+    never_read=NEVER_READ,
+    check=_check,
+    heads=heads,
+    padding_cuts=lambda environment: environment.release == (0, 26),
+)
