@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional
 
+from .host_reads import one_hot
 from .hostops import check_access
-from .tensor import BACKEND, STATE, SimTensor, Tensor, legacy_dtype, wrap
+from .operators import fused
+from .tensor import BACKEND, STATE, SimTensor, legacy_dtype
 
 _Handler = Callable[[Any, Any, Any], Any]
 
@@ -103,26 +105,18 @@ def _type(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _record_stream(func: Any, args: Any, kwargs: Any) -> None:
-    return None
+def _one_kernel(rule: _Handler) -> _Handler:
+    """Functions that C++ takes apart for a device it does not know, but not for CUDA."""
 
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        if not tensors or any(type(t) is not SimTensor for t in tensors):
+            return func(*args, **kwargs)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return func(*args, **kwargs)
+        return rule(func, args, kwargs)
 
-def _attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """scaled_dot_product_attention is one fused kernel."""
-    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-    if not tensors or any(type(t) is not SimTensor for t in tensors):
-        return func(*args, **kwargs)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return func(*args, **kwargs)
-    hosts = [a._host if type(a) is SimTensor else a for a in args]
-    result = func(*hosts, **{k: v._host if type(v) is SimTensor else v for k, v in kwargs.items()})
-    return _new_output(result)
-
-
-def _new_output(host: Tensor) -> Tensor:
-    STATE.allocator.track(host)
-    STATE.runtime.launch()
-    return wrap(host)
+    return handle
 
 
 _T = torch.Tensor
@@ -134,11 +128,13 @@ HANDLERS: dict[Any, _Handler] = {
     _T.numpy: _host_access,
     _T.tolist: _host_access,
     _T.__array__: _host_access,
-    _T.record_stream: _record_stream,
     _T.new_tensor: _from_data,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
     torch._C._nn._parse_to: _with_devices,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.nn.functional.scaled_dot_product_attention: _one_kernel(fused),
+    torch.rms_norm: _one_kernel(fused),
+    torch.nn.functional.rms_norm: _one_kernel(fused),
+    torch._C._nn.one_hot: _one_kernel(one_hot),
 }

@@ -49,7 +49,8 @@ def device_to_device(into: Tensor, source: Tensor) -> None:
     if not into.numel():
         return
     if into.dtype == source.dtype and _same_layout(into, source):
-        STATE.runtime.copy(_D2D, into.numel() * into.element_size(), wait=False)
+        if into.data_ptr() != source.data_ptr():
+            STATE.runtime.copy(_D2D, into.numel() * into.element_size(), wait=False)
     else:
         STATE.runtime.launch()
 

@@ -12,7 +12,7 @@ from ..calls import Role
 from .calls_in_python import map_device
 from .recorder import RECORDER
 from .runtime import Stream as RuntimeStream
-from .tensor import DEVICE, STATE
+from .tensor import DEVICE, STATE, SimTensor
 
 NAME = "syncfree simulated device"
 TOTAL_MEMORY = 80 << 30
@@ -176,6 +176,43 @@ _TORCH_GENERATOR = torch.Generator
 
 class GeneratorFactory(metaclass=_GeneratorKind):
     """Stands for torch.Generator: makes generators of either device."""
+
+
+_LEGACY_DTYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+
+
+class _LegacyKind(type):
+    """torch.cuda.FloatTensor and its like: called with data it uploads it, with sizes it leaves memory empty."""
+
+    dtype: Any
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, SimTensor) and value.dtype is cls.dtype
+
+    def __call__(cls, *data: Any) -> Any:
+        if len(data) == 1 and not isinstance(data[0], (int, torch.Size)):
+            return torch.tensor(data[0], dtype=cls.dtype, device=DEVICE)
+        sizes = data[0] if data and isinstance(data[0], torch.Size) else data or (0,)
+        return torch.empty(sizes, dtype=cls.dtype, device=DEVICE)
+
+
+def legacy_tensor_types() -> dict[str, Any]:
+    """Stand-ins for torch.cuda.FloatTensor..."""
+    return {
+        name: _LegacyKind(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
+        for name, dtype in _LEGACY_DTYPES.items()
+    }
 
 
 def synchronize(device: Any = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Operator:
     )
 
     def __init__(self, func: Any) -> None:
-        from .operators import ALLOW_CPU, SPECIAL
+        from .operators import ALLOW_CPU, SPECIAL, WHOLE
 
         schema = func._schema
         self.name: str = schema.name.removeprefix("aten::")
@@ -57,7 +57,7 @@ class Operator:
         self.launches = 0 if free else costs.LAUNCHES.get(self.name.removesuffix("_"), 1)
         self.allows_cpu = self.name in ALLOW_CPU
         # Inference mode hands over composite operators whole; they must be taken apart to see what they do.
-        self.composite = func.has_kernel_for_dispatch_key(_COMPOSITE) and self.special is None
+        self.composite = func.has_kernel_for_dispatch_key(_COMPOSITE) and self.name not in WHOLE
 
 
 _OPERATORS: dict[Any, Operator] = {}
@@ -76,7 +76,7 @@ def _foreign(value: Tensor, op: Operator) -> Tensor:
         raise RuntimeError(
             f"simulated device: {op.name}: expected tensors of the CPU or of this device, got one on {value.device}"
         )
-    if value.dim() and not op.allows_cpu:
+    if (value.dim() or op.name.removesuffix("_") in costs.ONE_DEVICE) and not op.allows_cpu:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
             f"(simulated device: {op.name})"
@@ -103,10 +103,10 @@ def unwrap(value: Any, op: Operator) -> Any:
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator that has a device tensor among its arguments or makes one."""
     op = _OPERATORS.get(func) or operator(func)
-    if op.special is not None:
-        return op.special(func, args, kwargs)
     if op.composite:
         return func.decompose(*args, **kwargs)
+    if op.special is not None:
+        return op.special(func, args, kwargs)
     return generic(op, func, args, kwargs)
 
 
@@ -116,6 +116,8 @@ def generic(op: Operator, func: Any, args: Any, kwargs: Any, launches: int | Non
     if kwargs:
         device = kwargs.get("device")
         to_cpu = device is not None and not on_device(device)
+        if kwargs.get("pin_memory"):
+            return _pinned(op, func, args, kwargs, to_cpu)
     host_args = [unwrap(a, op) for a in args]
     host_kwargs = {k: unwrap(v, op) for k, v in kwargs.items()} if kwargs else kwargs
     runtime = STATE.runtime
@@ -137,6 +139,25 @@ def generic(op: Operator, func: Any, args: Any, kwargs: Any, launches: int | Non
     if count and _has_elements(result):
         runtime.launch(count)
     return outputs
+
+
+def as_one(func: Any, args: Any, kwargs: Any, launches: int) -> Any:
+    """Run any function of device tensors on the CPU, as so many kernels; its results are new tensors."""
+    host_args = [a._host if type(a) is SimTensor else a for a in args]
+    host_kwargs = {k: v._host if type(v) is SimTensor else v for k, v in kwargs.items()}
+    result = func(*host_args, **host_kwargs)
+    capture = STATE.runtime.current.capture
+    if capture is not None:
+        capture.record(func, host_args, host_kwargs, result)
+    if _has_elements(result):
+        STATE.runtime.launch(launches)
+    return _wrap_new(result)
+
+
+def _pinned(op: Operator, func: Any, args: Any, kwargs: Any, to_cpu: bool) -> Any:
+    if not to_cpu:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    return STATE.pinned.pin(generic(op, func, args, {**kwargs, "pin_memory": False}))
 
 
 def _mutated(op: Operator, args: Any, kwargs: Any) -> list[Any]:
@@ -177,8 +198,9 @@ def _wrap_new(result: Any, known: dict[int, Any] | None = None) -> Any:
     if isinstance(result, torch.Tensor):
         if known is not None and id(result) in known:
             return known[id(result)]
+        wrapped = wrap(result)
         STATE.allocator.track(result)
-        return wrap(result)
+        return wrapped
     if isinstance(result, (list, tuple)):
         items = [_wrap_new(item, known) for item in result]
         return items if isinstance(result, list) else tuple(items)
@@ -247,12 +269,15 @@ class NameMode(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-def modes() -> contextlib.ExitStack:
-    """Enter both modes on the calling thread; the stack leaves them."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(DeviceMode())
-    stack.enter_context(NameMode())
-    return stack
+@contextlib.contextmanager
+def modes() -> Iterator[None]:
+    """Both modes on the calling thread."""
+    RECORDER.thread.has_device = True
+    try:
+        with DeviceMode(), NameMode():
+            yield
+    finally:
+        RECORDER.thread.has_device = False
 
 
 __all__ = ["CPU", "DEVICE", "RECORDER", "Operator", "generic", "modes", "operator", "run", "unwrap"]

@@ -75,6 +75,7 @@ def _cuda_module() -> dict[str, Any]:
         "ipc_collect": api.constant(None),
         "cudart": api.unsupported("torch.cuda.cudart"),
         "current_blas_handle": api.unsupported("torch.cuda.current_blas_handle"),
+        **api.legacy_tensor_types(),
         **_memory_functions(),
     }
 

@@ -32,12 +32,15 @@ class Sink:
 
 
 class _Thread(threading.local):
-    """What is known of the calling thread. `origin`: the stack that started it; `orphans`: calls with no user frame."""
+    """What is known of the calling thread.
+
+    `origin`: the stack that started it; `orphans`: calls with no user frame; `has_device`: "cuda" is the device here.
+    """
 
     def __init__(self) -> None:
-        self.ident = threading.get_native_id()
         self.origin: tuple[Frame, ...] = ()
         self.orphans: list[Call] = []
+        self.has_device = False
 
 
 class Recorder:
@@ -57,11 +60,14 @@ class Recorder:
         with self._lock:
             self.sinks = tuple(s for s in self.sinks if s is not sink)
 
-    def stack(self) -> tuple[Frame, ...]:
+    def stack(self, call: Call | None = None, skip: int = 2) -> tuple[Frame, ...]:
         """The calling thread's stack; on a thread without user frames, followed by the stack that started it."""
-        stack = sites.capture(skip=2)
-        if self.thread.origin and not any(sites.is_foreign(frame.file) for frame in stack):
-            return (*stack, *self.thread.origin)
+        stack = sites.capture(skip=skip)
+        thread = self.thread
+        if thread.origin and not any(sites.is_foreign(frame.file) for frame in stack):
+            if call is not None:
+                thread.orphans.append(call)
+            return (*stack, *thread.origin)
         return stack
 
     def emit(self, api: str, role: Role, *, with_stack: bool = False, **fields: Any) -> Call | None:
@@ -69,14 +75,9 @@ class Recorder:
         sinks = self.sinks
         if not sinks:
             return None
-        thread = self.thread
-        call = Call(api=api, role=role, ts_ns=time.perf_counter_ns(), thread=thread.ident, **fields)
+        call = Call(api=api, role=role, ts_ns=time.perf_counter_ns(), thread=threading.get_native_id(), **fields)
         if with_stack:
-            stack = sites.capture(skip=2)
-            if thread.origin and not any(sites.is_foreign(frame.file) for frame in stack):
-                thread.orphans.append(call)
-                stack = (*stack, *thread.origin)
-            call.stack = stack
+            call.stack = self.stack(call, skip=3)
         for sink in sinks:
             sink.calls.append(call)
         return call

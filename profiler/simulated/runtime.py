@@ -176,6 +176,9 @@ class Runtime:
         call = RECORDER.emit(api, Role.SYNC, with_stack=copy is None, wait=wait)
         if call is not None and copy is not None:
             call.stack = copy.stack
+            orphans = RECORDER.thread.orphans
+            if orphans and orphans[-1] is copy:
+                orphans.append(call)
 
     def stream_wait(self) -> None:
         """A wait for the current stream inside an operator."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .recorder import RECORDER
+
 BACKEND = "syncsim"
 DEVICE = torch.device("cuda", 0)  # what Python code sees
 CPU = torch.device("cpu")
@@ -84,7 +86,12 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
         if dtype is None:
             name = self._host.type()
             return name.replace("torch.", "torch.cuda.", 1)
-        return self.to(legacy_dtype(dtype), non_blocking=non_blocking)
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "__module__", "torch.cuda")
+        stays = isinstance(dtype, torch.dtype) or name.startswith("torch.cuda")
+        return self.to(self.device if stays else CPU, legacy_dtype(dtype), non_blocking=non_blocking)
+
+    def record_stream(self, stream: Any) -> None:
+        return None
 
     def __format__(self, spec: str) -> str:
         if self.dim() == 0:
@@ -109,8 +116,11 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
         memo[id(self)] = copied
         return copied
 
+    def __copy__(self) -> Any:
+        return wrap(self._host)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise NotImplementedError("simulated device: a tensor cannot be pickled; copy it to the CPU first")
+        return rebuilt, (self.detach().cpu(), self.requires_grad)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         raise BufferError("simulated device: there is no device memory that another library could use (DLPack)")
@@ -121,6 +131,12 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
     @property
     def __cuda_array_interface__(self) -> Any:
         raise AttributeError("simulated device: there is no device memory that another library could use")
+
+
+def rebuilt(host: Tensor, requires_grad: bool) -> Tensor:
+    """A pickled device tensor; on the CPU where no simulated device is open."""
+    tensor = host.to(DEVICE) if RECORDER.device_open else host
+    return tensor.requires_grad_(requires_grad)
 
 
 def legacy_dtype(kind: Any) -> Any:
