@@ -30,18 +30,17 @@ class Padding:
     query_lens: Tensor  # [R]
 
 
-def pad_rows(query_start_loc: Tensor, max_query_len: int, first_token: int, num_tokens: int) -> Padding:
-    """Lay out the `num_tokens` tokens from `first_token` on as one row per request.
+def pad_rows(query_start_loc: Tensor, max_query_len: int, num_tokens: int) -> Padding:
+    """Lay out a segment's `num_tokens` tokens as one row per request.
 
-    `query_start_loc` [R + 1] counts from the start of the whole step. Rows without tokens are fine; tokens past the
-    last row's end (padding) get some cell.
+    `query_start_loc` [R + 1] from 0. Rows without tokens are fine; tokens past the last row's end (padding) get some
+    cell.
     """
     device = query_start_loc.device
     starts, ends = query_start_loc[:-1, None], query_start_loc[1:, None]
     offset = torch.arange(max_query_len, device=device, dtype=query_start_loc.dtype)[None].expand(len(starts), -1)
-    last = first_token + num_tokens - 1
-    index = torch.minimum(starts + offset, ends - 1).clamp(first_token, last)
-    token = torch.arange(first_token, first_token + num_tokens, device=device, dtype=query_start_loc.dtype)
+    index = torch.minimum(starts + offset, ends - 1).clamp(0, num_tokens - 1)
+    token = torch.arange(num_tokens, device=device, dtype=query_start_loc.dtype)
     row = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True).clamp(max=len(starts) - 1)
     within = (token - query_start_loc[row]).clamp(0, max_query_len - 1)
     return Padding(index, offset, row * max_query_len + within, (ends - starts)[:, 0])

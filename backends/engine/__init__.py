@@ -1,6 +1,6 @@
 """A small serving engine to profile: continuous batching, chunked prefill, prefix cache, a tiny transformer.
 
-Read in this order: request, blocks, scheduler, metadata, builders, attention, model, engine, demo.
+Read in this order: request, blocks, scheduler, metadata, backend, builders, attention, model, engine, demo.
 """
 
 from .engine import Engine, EngineConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..reference import causal_attention, decode_attention, extend_attention, pad_rows
+from ..reference import Padding, causal_attention, decode_attention, extend_attention, pad_rows
 from .metadata import Segment, StepMetadata
 
 Tensor = Any
@@ -40,37 +40,40 @@ class KVCache:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, step: StepMetadata) -> Tensor:
-    """Causal attention of all the step's tokens over context and themselves: [T, heads, head_size]."""
+    """Causal attention of all the step's tokens over context and themselves: [tokens, heads, head_size]."""
     cache.write(k, v, step.slot_mapping)
-    parts = [KERNELS[segment.name](q, k, v, cache, step, segment) for segment in step.segments]
+    parts = []
+    for segment in step.segments:
+        own = segment.tokens
+        parts.append(KERNELS[segment.name](q[own], k[own], v[own], cache, segment))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, step: StepMetadata, segment: Segment) -> Tensor:
-    assert step.block_table is not None
-    assert step.seq_lens is not None
-    table, lens = step.block_table[segment.rows], step.seq_lens[segment.rows]
-    scale = float(q.shape[-1] ** -0.5)
-    return decode_attention(q[segment.tokens], cache.k, cache.v, table, lens, segment.max_seq_len, scale)[0]
+def _decode(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, segment: Segment) -> Tensor:
+    assert segment.max_seq_len is not None
+    return decode_attention(q, cache.k, cache.v, segment.block_table, segment.seq_lens, segment.max_seq_len, _scale(q))[
+        0
+    ]
 
 
-def _extend(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, step: StepMetadata, segment: Segment) -> Tensor:
-    assert step.block_table is not None
-    assert step.seq_lens is not None
-    table, lens = step.block_table[segment.rows], step.seq_lens[segment.rows]
-    scale = float(q.shape[-1] ** -0.5)
-    padding = _pad(step, segment)
-    return extend_attention(q, cache.k, cache.v, table, lens, padding, segment.max_seq_len, scale)[0]
+def _extend(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, segment: Segment) -> Tensor:
+    assert segment.max_seq_len is not None
+    return extend_attention(
+        q, cache.k, cache.v, segment.block_table, segment.seq_lens, _pad(segment), segment.max_seq_len, _scale(q)
+    )[0]
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, step: StepMetadata, segment: Segment) -> Tensor:
-    return causal_attention(q, k, v, _pad(step, segment), float(q.shape[-1] ** -0.5))[0]
+def _prefill(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, segment: Segment) -> Tensor:
+    return causal_attention(q, k, v, _pad(segment), _scale(q))[0]
 
 
-def _pad(step: StepMetadata, segment: Segment) -> Any:
-    assert step.query_start_loc is not None
-    starts = step.query_start_loc[segment.rows.start : segment.rows.stop + 1]
-    return pad_rows(starts, segment.max_query_len, segment.tokens.start, segment.tokens.stop - segment.tokens.start)
+def _pad(segment: Segment) -> Padding:
+    assert segment.max_query_len is not None
+    return pad_rows(segment.query_start_loc, segment.max_query_len, segment.tokens.stop - segment.tokens.start)
+
+
+def _scale(q: Tensor) -> float:
+    return float(q.shape[-1] ** -0.5)
 
 
 KERNELS = {"decode": _decode, "extend": _extend, "prefill": _prefill}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...planner.errors import BadInput
+from ...planner import BadInput
 
 
 def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -7,13 +7,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ...planner.batch import Batch
-from ...planner.errors import BadInput
+from ...planner import BadInput, Batch, Limits, MetadataPlan, Planner
+from ...planner.lengths import Int32Array
+from ...planner.plan import SegmentPlan
+from ...planner.rows import token_to_row
+from .backend import BACKEND
 from .metadata import Segment, StepMetadata
 from .request import Row
 from .staging import ALIGNMENT, Staging
+
+Tensor = Any
 
 
 class Builder(Protocol):
@@ -36,7 +40,7 @@ class UnplannedBuilder:
     def build(self, rows: Sequence[Row], batch: Batch) -> StepMetadata:
         query_lens = torch.tensor([row.query_len for row in rows], dtype=torch.int32, device=self.device)
         seq_lens = torch.tensor([row.seq_len for row in rows], dtype=torch.int32, device=self.device)
-        input_ids = torch.tensor(_input_ids(rows), dtype=torch.int32, device=self.device)
+        input_ids = torch.tensor(_input_ids(rows).tolist(), dtype=torch.int32, device=self.device)
         block_table = torch.tensor(_block_table(rows).tolist(), dtype=torch.int32, device=self.device)
         query_start_loc = torch.nn.functional.pad(query_lens.cumsum(0), (1, 0))
         token_to_row = torch.repeat_interleave(query_lens)
@@ -51,13 +55,12 @@ class UnplannedBuilder:
             positions=positions,
             slot_mapping=slot_mapping,
             sample_tokens=sample_tokens,
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
-            block_table=block_table,
-            segments=self._segments(query_lens, seq_lens, query_start_loc),
+            segments=self._segments(query_lens, seq_lens, query_start_loc, block_table),
         )
 
-    def _segments(self, query_lens: Any, seq_lens: Any, query_start_loc: Any) -> list[Segment]:
+    def _segments(
+        self, query_lens: Tensor, seq_lens: Tensor, query_start_loc: Tensor, block_table: Tensor
+    ) -> list[Segment]:
         starts_cpu = query_start_loc.cpu()
         seq_lens_cpu = seq_lens.cpu()
         query_lens_cpu, starts = starts_cpu.diff(), starts_cpu.tolist()
@@ -70,68 +73,83 @@ class UnplannedBuilder:
         for name, start, stop in (("decode", 0, decodes), ("extend", decodes, prefill), ("prefill", prefill, count)):
             if start < stop:
                 rows = slice(start, stop)
-                max_query_len = query_lens[rows].max().item()
-                max_seq_len = seq_lens[rows].max().item()
-                segments.append(Segment(name, rows, slice(starts[start], starts[stop]), max_query_len, max_seq_len))
+                segments.append(
+                    Segment(
+                        name=name,
+                        tokens=slice(starts[start], starts[stop]),
+                        max_query_len=query_lens[rows].max().item(),
+                        max_seq_len=seq_lens[rows].max().item(),
+                        query_start_loc=query_start_loc[start : stop + 1] - query_start_loc[start],
+                        seq_lens=seq_lens[rows],
+                        block_table=block_table[rows],
+                    )
+                )
         return segments
 
-    def _build_what_nobody_reads(self, query_lens: Any, seq_lens: Any) -> None:
+    def _build_what_nobody_reads(self, query_lens: Tensor, seq_lens: Tensor) -> None:
         self.min_query_len = query_lens.min()
         self.context_lens = seq_lens - query_lens
         self.num_actual_kv_tokens = seq_lens.sum()
 
 
 class PlannedBuilder:
-    """Builds metadata from the scheduler's own lengths: one packed pinned copy up, nothing down, only what is read."""
+    """Builds metadata from a plan: one packed pinned copy up, nothing down, only what this step's kernels read.
 
-    def __init__(self, device: Any, block_size: int, *, max_tokens: int, max_rows: int, max_row_blocks: int) -> None:
-        self.block_size = block_size
-        fields = 7
-        capacity = 3 * max_tokens + max_rows * (3 + max_row_blocks) + 1 + fields * ALIGNMENT
+    `limits`: sizes of the engine, `max_row_blocks` the most blocks of one request; the staging block is made for them.
+    """
+
+    def __init__(self, device: Any, limits: Limits, max_row_blocks: int) -> None:
+        self.block_size = limits.block_size
+        self.planner = Planner(BACKEND, limits=limits)
+        fields = len(BACKEND.fields) + 2  # and the token ids going in and the tokens sampled from
+        rows = limits.max_num_seqs
+        capacity = 3 * limits.max_num_batched_tokens + rows * (max_row_blocks + 4) + fields * ALIGNMENT
         self.staging = Staging(device, capacity)
 
     def build(self, rows: Sequence[Row], batch: Batch) -> StepMetadata:
-        segments = [
-            Segment(cut.name, slice(*cut.rows), slice(*cut.tokens), cut.max_query_len(batch), cut.max_seq_len(batch))
-            for cut in batch.segments("three")
-        ]
-        fields = self._token_fields(rows, batch)
-        paged = [segment for segment in segments if segment.name != "prefill"]
-        if paged:
-            stop = paged[-1].rows.stop
-            fields["seq_lens"] = batch.seq_lens[:stop]
-            fields["block_table"] = _block_table(rows[:stop])
-        if segments[-1].name != "decode":
-            fields["query_start_loc"] = batch.query_start_loc
+        plan = self.planner.plan(batch)
+        fields = {"input_ids": _input_ids(rows), "sample_tokens": _sample_tokens(rows, batch), **plan.host_arrays()}
+        table = _block_table(rows)
+        fields["slot_mapping"] = self._slots(table, fields["common.positions"], batch)
+        if "common.block_table" in plan:
+            fields["block_table"] = table
         uploaded = self.staging.upload(fields)
-        absent = dict.fromkeys(("query_start_loc", "seq_lens", "block_table"))
-        return StepMetadata(segments=segments, **{**absent, **uploaded})
+        return StepMetadata(
+            input_ids=uploaded["input_ids"],
+            positions=uploaded["common.positions"],
+            slot_mapping=uploaded["slot_mapping"],
+            sample_tokens=uploaded["sample_tokens"],
+            segments=[_planned_segment(segment, plan, uploaded) for segment in plan.segments],
+        )
 
-    def _token_fields(self, rows: Sequence[Row], batch: Batch) -> dict[str, Any]:
-        starts = batch.query_start_loc
-        first = np.repeat(starts[:-1], batch.query_lens)
-        positions = np.arange(starts[-1], dtype=np.int32) - first + np.repeat(batch.computed_lens, batch.query_lens)
-        row_of_token = np.repeat(np.arange(len(rows)), batch.query_lens)
-        blocks = _block_table(rows)[row_of_token, positions // self.block_size]
-        return {
-            "input_ids": np.array(_input_ids(rows), dtype=np.int32),
-            "positions": positions,
-            "slot_mapping": blocks * self.block_size + positions % self.block_size,
-            "sample_tokens": _sample_tokens(rows, batch),
-        }
+    def _slots(self, table: Int32Array, positions: Int32Array, batch: Batch) -> Int32Array:
+        blocks = table[token_to_row(batch.query_lens), positions // self.block_size]
+        slots: Int32Array = blocks * self.block_size + positions % self.block_size
+        return slots
 
 
-def _input_ids(rows: Sequence[Row]) -> list[int]:
-    return [token for row in rows for token in row.request.tokens[row.request.computed : row.seq_len]]
+def _planned_segment(segment: SegmentPlan, plan: MetadataPlan, uploaded: dict[str, Tensor]) -> Segment:
+    """The segment's planned fields by their own names; `block_table` belongs to all rows with a cache to read."""
+    prefix = f"{segment.name}."
+    own = {name.removeprefix(prefix): field.value for name, field in plan.fields.items() if name.startswith(prefix)}
+    own.update({name: uploaded[prefix + name] for name in own if prefix + name in uploaded})
+    if segment.name != "prefill":
+        own["block_table"] = uploaded["block_table"][slice(*segment.rows)]
+    return Segment(name=segment.name, tokens=slice(*segment.tokens), **own)
 
 
-def _sample_tokens(rows: Sequence[Row], batch: Batch) -> NDArray[np.int32]:
+def _input_ids(rows: Sequence[Row]) -> Int32Array:
+    tokens = [token for row in rows for token in row.request.tokens[row.request.computed : row.seq_len]]
+    return np.array(tokens, dtype=np.int32)
+
+
+def _sample_tokens(rows: Sequence[Row], batch: Batch) -> Int32Array:
     """The last token of each row that samples."""
     sampling = np.fromiter((row.samples for row in rows), dtype=np.bool_, count=len(rows))
     return batch.query_start_loc[1:][sampling] - np.int32(1)
 
 
-def _block_table(rows: Sequence[Row]) -> NDArray[np.int32]:
+def _block_table(rows: Sequence[Row]) -> Int32Array:
     """[R, longest] block numbers, short rows filled up with block 0 (read, then masked)."""
     table = np.zeros((len(rows), max(len(row.request.blocks) for row in rows)), dtype=np.int32)
     for row, line in zip(rows, table, strict=True):
@@ -139,14 +157,10 @@ def _block_table(rows: Sequence[Row]) -> NDArray[np.int32]:
     return table
 
 
-def make_builder(
-    name: str, device: Any, block_size: int, *, max_tokens: int, max_rows: int, max_row_blocks: int
-) -> Builder:
-    """A builder by name, "unplanned" or "planned". The limits size the staging block of the planned one."""
+def make_builder(name: str, device: Any, limits: Limits, max_row_blocks: int) -> Builder:
+    """A builder by name, "unplanned" or "planned"."""
     if name == "unplanned":
-        return UnplannedBuilder(device, block_size)
+        return UnplannedBuilder(device, limits.block_size)
     if name == "planned":
-        return PlannedBuilder(
-            device, block_size, max_tokens=max_tokens, max_rows=max_rows, max_row_blocks=max_row_blocks
-        )
+        return PlannedBuilder(device, limits, max_row_blocks)
     raise BadInput(f"builder: expected unplanned or planned, got {name!r}")

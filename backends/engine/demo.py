@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...planner.errors import BadInput
+from ...planner import BadInput
 from ...profiler.report import Report
 from ...profiler.session import Profiler
 from .engine import Engine, EngineConfig

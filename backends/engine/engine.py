@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from ...planner.batch import Batch
-from ...planner.classify import Classification, classify
-from ...planner.errors import BadInput
+from ...planner import BadInput, Batch, Classification, Limits, classify
 from ...profiler.session import Profiler
 from .attention import KVCache
 from .blocks import BlockPool
@@ -64,14 +62,15 @@ class Engine:
             token_budget=config.token_budget,
             max_num_seqs=config.max_num_seqs,
         )
-        self.builder = make_builder(
-            config.builder,
-            device,
-            config.block_size,
-            max_tokens=config.token_budget,
-            max_rows=config.max_num_seqs,
-            max_row_blocks=-(-model.max_model_len // config.block_size),
+        limits = Limits(
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.token_budget,
         )
+        self.builder = make_builder(config.builder, device, limits, -(-model.max_model_len // config.block_size))
         self.last_classification: Classification | None = None
         self._fetch = TokenFetch(device, config.max_num_seqs)
         self._next_id = 0

@@ -9,30 +9,32 @@ from typing import Any
 Tensor = Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A run of rows that one attention kernel serves; the two maxima are host integers that shape its launch."""
+    """A run of rows that one attention kernel serves, and the fields of that kernel; None where it reads none.
+
+    The maxima are host integers, which shape a launch; the others int32 device tensors, R rows of the segment:
+    `query_start_loc` [R + 1] from 0, `seq_lens` [R], `block_table` [R, W].
+    """
 
     name: str  # decode, extend, prefill
-    rows: slice
     tokens: slice
-    max_query_len: int
-    max_seq_len: int
+    max_query_len: int | None = None
+    max_seq_len: int | None = None
+    query_start_loc: Tensor | None = None
+    seq_lens: Tensor | None = None
+    block_table: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetadata:
-    """Device tensors (int32) of one step. A field that no kernel of the step reads is None.
+    """One step, int32 device tensors: `input_ids`, `positions`, `slot_mapping` [tokens]; `sample_tokens` [samples].
 
-    T tokens, R rows, S sampling rows: `input_ids`, `positions`, `slot_mapping` [T]; `sample_tokens` [S] the token whose
-    logits are sampled; `query_start_loc` [R + 1]; `seq_lens` [R]; `block_table` [R, W].
+    `sample_tokens` are the tokens whose logits are sampled.
     """
 
     input_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
     sample_tokens: Tensor
-    query_start_loc: Tensor | None
-    seq_lens: Tensor | None
-    block_table: Tensor | None
     segments: Sequence[Segment]

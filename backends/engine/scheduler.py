@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from ...planner.errors import BadInput
+from ...planner import BadInput
 from .blocks import BlockPool, hash_block
 from .request import Request, Row
 

@@ -103,19 +103,17 @@ def test_decode_sees_its_cached_tokens_and_no_others(seq_lens):
 )
 def test_extend_is_causal_over_context_and_itself(query_lens, seq_lens):
     case = paged_case(query_lens, seq_lens)
-    padding = pad_rows(case.starts, max(query_lens), 0, sum(query_lens))
+    padding = pad_rows(case.starts, max(query_lens), sum(query_lens))
     got = extend_attention(case.q, case.k_cache, case.v_cache, case.table, case.seq_lens, padding, max(seq_lens), SCALE)
     assert_same(got, expected(case, query_lens, seq_lens))
 
 
-def test_causal_prefill_reads_fresh_tokens_of_its_own_segment_only():
+def test_causal_prefill_reads_fresh_keys_and_values():
     query_lens = [2, 6, 1, 4]
     case = paged_case(query_lens, query_lens)
     k, v = torch.cat(case.keys), torch.cat(case.values)
-    padding = pad_rows(case.starts[1:], 6, 2, 11)
-    got = causal_attention(case.q, k, v, padding, SCALE)
-    outs, lses = expected(case, query_lens, query_lens)
-    assert_same(got, (outs[2:], lses[2:]))
+    got = causal_attention(case.q, k, v, pad_rows(case.starts, 6, 13), SCALE)
+    assert_same(got, expected(case, query_lens, query_lens))
 
 
 def test_parts_of_the_context_merge_into_the_whole():
@@ -148,7 +146,7 @@ def test_merging_with_nothing_changes_nothing():
 def test_padding_tokens_behind_the_last_row_are_harmless():
     case = paged_case([3, 2], [8, 5])
     q = torch.cat((case.q, torch.full((4, HEADS, SIZE), 7.0, dtype=F64)))
-    padding = pad_rows(case.starts, 3, 0, 9)
+    padding = pad_rows(case.starts, 3, 9)
     out, _ = extend_attention(q, case.k_cache, case.v_cache, case.table, case.seq_lens, padding, 8, SCALE)
     assert_same([out[:5]], [expected(case, [3, 2], [8, 5])[0]])
 

@@ -9,8 +9,10 @@ from syncfree.backends.engine.builders import PlannedBuilder, UnplannedBuilder
 from syncfree.backends.engine.engine import _in_order
 from syncfree.backends.engine.request import Request, Row
 from syncfree.backends.engine.staging import Staging
+from syncfree.planner import Limits
 
 BLOCK = 4
+SEGMENT_FIELDS = ("max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table")
 
 
 def random_rows(rng):
@@ -28,7 +30,7 @@ def random_rows(rng):
 
 
 def planned_builder():
-    return PlannedBuilder("cpu", BLOCK, max_tokens=80, max_rows=8, max_row_blocks=16)
+    return PlannedBuilder("cpu", Limits(block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=80), max_row_blocks=16)
 
 
 def test_both_builders_describe_the_same_step():
@@ -36,16 +38,14 @@ def test_both_builders_describe_the_same_step():
     for _ in range(300):
         rows, batch = random_rows(rng)
         theirs, ours = UnplannedBuilder("cpu", BLOCK).build(rows, batch), planned.build(rows, batch)
-        assert list(ours.segments) == list(theirs.segments)
         for name in ("input_ids", "positions", "slot_mapping", "sample_tokens"):
             assert getattr(ours, name).tolist() == getattr(theirs, name).tolist(), name
-        if ours.query_start_loc is not None:
-            assert ours.query_start_loc.tolist() == theirs.query_start_loc.tolist()
-        if ours.seq_lens is not None:
-            stop = len(ours.seq_lens)
-            assert ours.seq_lens.tolist() == theirs.seq_lens[:stop].tolist()
-            width = ours.block_table.shape[1]
-            assert ours.block_table.tolist() == theirs.block_table[:stop, :width].tolist()
+        assert len(ours.segments) == len(theirs.segments)
+        for mine, full in zip(ours.segments, theirs.segments, strict=True):
+            assert (mine.name, mine.tokens) == (full.name, full.tokens)
+            for name in SEGMENT_FIELDS:
+                if getattr(mine, name) is not None:
+                    assert torch.equal(torch.as_tensor(getattr(mine, name)), torch.as_tensor(getattr(full, name)))
 
 
 def test_a_slot_is_where_the_block_table_puts_the_position():
@@ -58,16 +58,33 @@ def test_a_slot_is_where_the_block_table_puts_the_position():
 
 
 @pytest.mark.parametrize(
-    ("computed", "query_len", "absent"),
-    [(9, 1, {"query_start_loc"}), (0, 6, {"seq_lens", "block_table"}), (8, 6, set())],
+    ("computed", "query_len", "name", "present"),
+    [
+        (9, 1, "decode", {"max_seq_len", "seq_lens", "block_table"}),
+        (0, 6, "prefill", {"max_query_len", "query_start_loc"}),
+        (8, 6, "extend", set(SEGMENT_FIELDS)),
+    ],
 )
-def test_planned_leaves_out_what_no_kernel_of_the_step_reads(computed, query_len, absent):
+def test_planned_leaves_out_what_no_kernel_of_the_segment_reads(computed, query_len, name, present):
     total = computed + query_len
     request = Request(request_id=0, tokens=[1] * total, prompt_len=total, max_tokens=1, computed=computed)
     request.blocks = list(range(-(-total // BLOCK)))
     rows, batch = _in_order([Row(request, query_len)])
-    step = planned_builder().build(rows, batch)
-    assert {name for name in ("query_start_loc", "seq_lens", "block_table") if getattr(step, name) is None} == absent
+    (segment,) = planned_builder().build(rows, batch).segments
+    assert segment.name == name
+    assert {field for field in SEGMENT_FIELDS if getattr(segment, field) is not None} == present
+
+
+def test_the_staging_block_holds_the_largest_step():
+    tokens, rows = 80, 8
+    requests = [
+        Request(request_id=i, tokens=[1] * 64, prompt_len=64, max_tokens=1, computed=64 - tokens // rows)
+        for i in range(rows)
+    ]
+    for index, request in enumerate(requests):
+        request.blocks = list(range(16 * index, 16 * index + 16))
+    step = planned_builder().build(*_in_order([Row(request, tokens // rows) for request in requests]))
+    assert len(step.input_ids) == tokens
 
 
 def test_staging_keeps_shapes_values_and_alignment():
