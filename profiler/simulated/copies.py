@@ -125,6 +125,7 @@ def _capturable(into: Tensor, source: Tensor) -> None:
         capture.before_write(into)
         capture.record(torch.Tensor.copy_, (into, source), {}, None)
     into.copy_(source)
+    STATE.allocator.wrote(into)
 
 
 def to_copy(func: Any, args: Any, kwargs: Any) -> Any:
@@ -179,8 +180,7 @@ def read_back(tensor: Tensor) -> Tensor:
 
 def value_of(host: Tensor) -> tuple[int, int, int]:
     """What tells one value of a tensor from another: its storage, place and number of writes."""
-    version = STATE.allocator.writes(host) if host.is_inference() else host._version
-    return (host.untyped_storage()._cdata, host.storage_offset(), version)
+    return (host.untyped_storage()._cdata, host.storage_offset(), STATE.allocator.writes(host))
 
 
 def set_(func: Any, args: Any, kwargs: Any) -> Any:

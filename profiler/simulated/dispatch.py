@@ -133,7 +133,7 @@ def generic(op: Operator, func: Any, args: Any, kwargs: Any, launches: int | Non
     if to_cpu:
         return result
     if op.view:
-        return _wrap_views(result)
+        return _wrap_views(result, args[0])
     outputs = _wrap_new(result)
     count = op.launches if launches is None else launches
     if count and _has_elements(result):
@@ -177,8 +177,7 @@ def _after_write(
     if count and any(host.numel() for host in hosts):
         STATE.runtime.launch(count)
     for wrapper, host in zip(written, hosts, strict=True):
-        if host.is_inference():
-            STATE.allocator.wrote(host)
+        STATE.allocator.wrote(host)
         if op.reshapes and type(wrapper) is SimTensor:
             STATE.allocator.track(host)
             refresh(wrapper)
@@ -188,7 +187,15 @@ def _after_write(
     return _wrap_new(result, known)
 
 
-def _wrap_views(result: Any) -> Any:
+def _wrap_views(result: Any, source: Any) -> Any:
+    # In inference mode a view of a normal tensor is a normal tensor, and C++ relies on it.
+    if torch.is_inference_mode_enabled() and not (isinstance(source, torch.Tensor) and source.is_inference()):
+        with torch._C._InferenceMode(False):
+            return _wrap_all(result)
+    return _wrap_all(result)
+
+
+def _wrap_all(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return wrap(result)
     return type(result)([wrap(item) for item in result])

@@ -36,7 +36,7 @@ class Allocator:
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._live: dict[int, weakref.ref[Any]] = {}
-        self._writes: dict[int, int] = {}  # of inference tensors, which have no version counter
+        self._writes: dict[int, int] = {}  # hidden tensors count no versions: autograd never sees them
         self._segments: list[Segment] = []
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
