@@ -23,7 +23,7 @@ from .collectors.base import Collector, Counters
 from .compiling import compilations
 from .recording import Recording
 from .report import Note, Report, Source
-from .windows import PhaseWindow, StepWindow
+from .windows import PhaseWindow, Region, StepWindow, tag_allowed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +60,8 @@ class Profiler:
         self._collectors: list[Collector] = []
         self._totals: list[Counters | None] = []  # of each collector, at the end; those that `take` gave are taken off
         self._taken: dict[str, Counters] = {}
+        self._allowed: list[Region] = []  # closed regions in which the engine's own checker allows waits
+        self._regions: dict[int, tuple[int, int]] = {}  # open ones by thread: depth, start
         self._held: dict[str, list[Call]] = {}  # drained by `take`, but later than what it gave
         self._notes: list[Note] = []
         self._steps: list[StepWindow] = []
@@ -79,7 +81,7 @@ class Profiler:
             raise RuntimeError("profiler: already recording; stop() it first")
         self._collectors, self._notes = choose(self._wanted)
         self._steps, self._report, self._dropped, self._index = [], None, 0, 0
-        self._taken, self._held = {}, {}
+        self._taken, self._held, self._allowed, self._regions = {}, {}, [], {}
         started: list[Collector] = []
         try:
             for collector in self._collectors:
@@ -139,6 +141,7 @@ class Profiler:
         steps = self._steps[:-1]
         until = kept[0].start_ns if kept else None
         evidence = []
+        allowed = list(self._allowed)
         for collector in self._collectors:
             totals, before = collector.mark(time.perf_counter_ns()), self._taken.get(collector.name, Counters())
             if totals is not None:
@@ -148,9 +151,11 @@ class Profiler:
             if until is not None:
                 self._held[collector.name] = [call for call in calls if call.ts_ns >= until]
                 calls = [call for call in calls if call.ts_ns < until]
+            tag_allowed(calls, allowed)
             part = _evidence(collector, totals, calls)
             part.kernels_run = None  # a sum since the start
             evidence.append(part)
+        self._allowed = [region for region in allowed if until is not None and region[2] >= until]
         self._steps = kept
         _describe(self._source)
         return Recording(source=msgspec.structs.replace(self._source), steps=steps, evidence=evidence)
@@ -158,7 +163,9 @@ class Profiler:
     def _harvest(self, collector: Collector, totals: Counters | None, calls: list[Call]) -> Evidence:
         if totals is not None and collector.name in self._taken:
             totals = totals - self._taken[collector.name]
-        return _evidence(collector, totals, self._held.pop(collector.name, []) + calls)
+        calls = self._held.pop(collector.name, []) + calls
+        tag_allowed(calls, self._allowed)
+        return _evidence(collector, totals, calls)
 
     def __enter__(self) -> Profiler:
         return self.start()
@@ -260,6 +267,21 @@ class Profiler:
         self._close_phase(step, now)
         if self._open_phases:
             self._open_phase(step, self._open_phases[-1], now)
+
+    def begin_allowed(self) -> None:
+        """The engine says that waits of this thread are meant, until `end_allowed`; regions may nest."""
+        if self.recording:
+            thread = threading.get_native_id()
+            depth, start = self._regions.get(thread, (0, time.perf_counter_ns()))
+            self._regions[thread] = (depth + 1, start)
+
+    def end_allowed(self) -> None:
+        thread = threading.get_native_id()
+        depth, start = self._regions.pop(thread, (0, 0))
+        if depth > 1:
+            self._regions[thread] = (depth - 1, start)
+        elif depth == 1:
+            self._allowed.append((thread, start, time.perf_counter_ns()))
 
     @contextmanager
     def step(self, batch_class: str = "unknown", **about: Any) -> Iterator[StepWindow | None]:

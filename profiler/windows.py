@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
+from .calls import Call
 from .collectors.base import Counters
 
 PHASES = ("build", "forward", "sample", "output", "other")
@@ -34,3 +38,22 @@ class StepWindow(msgspec.Struct, kw_only=True):
     warmup_cause: str = ""  # warmup, compile or capture; "" where `warmup` is false
     phases: list[PhaseWindow] = msgspec.field(default_factory=list)
     marks: dict[str, tuple[Counters, Counters]] = msgspec.field(default_factory=dict)
+
+
+Region = tuple[int, int, int]  # thread, start and end in nanoseconds
+
+
+def tag_allowed(calls: Iterable[Call], regions: Sequence[Region]) -> None:
+    """Mark the calls that were made within one of `regions` (which do not overlap within a thread)."""
+    by_thread: dict[int, list[tuple[int, int]]] = {}
+    for thread, start, end in sorted(regions, key=lambda region: region[1]):
+        by_thread.setdefault(thread, []).append((start, end))
+    if not by_thread:
+        return
+    starts = {thread: [start for start, _ in spans] for thread, spans in by_thread.items()}
+    for call in calls:
+        spans = by_thread.get(call.thread)
+        if spans is not None:
+            at = bisect_right(starts[call.thread], call.ts_ns) - 1
+            if at >= 0 and call.ts_ns < spans[at][1]:
+                call.allowed_upstream = True

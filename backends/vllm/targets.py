@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from .imports import Hook
-from .watch import wrap_context, wrap_execute, wrap_forward, wrap_output, wrap_phase, wrap_sample
+from .watch import wrap_allowed, wrap_context, wrap_execute, wrap_forward, wrap_output, wrap_phase, wrap_sample
 
 Wrap = Callable[[Any], Any]
 
@@ -69,6 +69,12 @@ def _outputs(*classes: str) -> Hook:
     return hook
 
 
+def _allowed(module: ModuleType) -> None:
+    original = getattr(module, "gpu_sync_allowed", None)
+    if original is not None and not hasattr(original, "__syncfree__"):
+        module.gpu_sync_allowed = wrap_allowed(original)  # type: ignore[attr-defined]
+
+
 def _both(*hooks: Hook) -> Hook:
     def hook(module: ModuleType) -> None:
         for each in hooks:
@@ -101,9 +107,20 @@ _runner_v2 = _methods(
 # Eager and piecewise forwards of V2 run inside this context, with no method of their own; a full graph has one.
 _forward_v2 = _function("set_forward_context", lambda original: wrap_context(original, "forward"), spread=False)
 
+# Where it is used outside code that torch.compile traces. Not in the sampler: there it looks at its caller's frame.
+_ALLOWING = (
+    "vllm.v1.worker.mamba_utils",
+    "vllm.v1.attention.backends.utils",
+    "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.attention.backends.rocm_aiter_fa",
+    "vllm.v1.attention.backends.mla.rocm_aiter_mla",
+    "vllm.v1.attention.backends.mla.rocm_aiter_mla_sparse",
+)
+
 HOOKS: dict[str, Hook] = {
+    **dict.fromkeys(_ALLOWING, _allowed),
     "vllm.v1.worker.gpu_model_runner": _both(
-        _runner_v1, _outputs("AsyncGPUModelRunnerOutput", "AsyncGPUPoolingModelRunnerOutput")
+        _runner_v1, _allowed, _outputs("AsyncGPUModelRunnerOutput", "AsyncGPUPoolingModelRunnerOutput")
     ),
     "vllm.v1.worker.gpu.model_runner": _both(_runner_v2, _forward_v2),
     "vllm.v1.worker.gpu.async_utils": _outputs("AsyncOutput", "AsyncPoolingOutput"),

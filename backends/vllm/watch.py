@@ -252,6 +252,36 @@ def wrap_context(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     return _marked(context)
 
 
+class _AllowedContext:
+    """A region in which vLLM's own checker allows waits; the profiler tags them."""
+
+    def __init__(self, inner: Any, watch: Watch) -> None:
+        self._inner = inner
+        self._recorder = watch.recorder
+
+    def __enter__(self) -> Any:
+        self._recorder.begin_allowed()
+        return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        self._recorder.end_allowed()
+        return self._inner.__exit__(kind, error, trace)
+
+
+def wrap_allowed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`gpu_sync_allowed` as one module imported it."""
+
+    @functools.wraps(original)
+    def allowed(*args: Any, **kwargs: Any) -> Any:
+        inner = original(*args, **kwargs)
+        watch = _watch
+        return inner if watch is None or watch.recorder.session is None else _AllowedContext(inner, watch)
+
+    return _marked(allowed)
+
+
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
     function.__syncfree__ = True  # type: ignore[attr-defined]  # a plugin may be loaded twice in one process
     return function

@@ -93,6 +93,12 @@ class Session:
             if self._window is not None:
                 self._profiler.end_phase()
 
+    def begin_allowed(self) -> None:
+        self._profiler.begin_allowed()
+
+    def end_allowed(self) -> None:
+        self._profiler.end_allowed()
+
     def fail(self, error: BaseException) -> None:
         """A collector raised: the recording is over, the host program goes on."""
         with self._lock:
@@ -240,6 +246,17 @@ class Recorder:
                 session.end_phase()
             except Exception as error:  # noqa: BLE001 - the host program must not notice
                 self._fail(session, error)
+
+    def begin_allowed(self) -> None:
+        """Waits of this thread are meant until `end_allowed`, as `Profiler.begin_allowed`; any thread may say so."""
+        session = self.session
+        if session is not None:
+            session.begin_allowed()
+
+    def end_allowed(self) -> None:
+        session = self.session
+        if session is not None:
+            session.end_allowed()
 
     def _fail(self, session: Session, error: Exception) -> None:
         session.fail(error)

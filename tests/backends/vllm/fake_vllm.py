@@ -26,6 +26,13 @@ def schedule(tokens, new=(), cached=None, finished=()):
 
 
 RUNNER_V1 = """
+from contextlib import nullcontext
+
+
+def gpu_sync_allowed(first_only=False):
+    return nullcontext()
+
+
 class AsyncGPUModelRunnerOutput:
     def __init__(self):
         pass
@@ -66,6 +73,10 @@ class GPUModelRunner:
         pass
 
     def _bookkeeping_sync(self):
+        with gpu_sync_allowed():
+            self.fetch()
+
+    def fetch(self):
         pass
 """
 

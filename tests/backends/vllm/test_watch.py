@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fake_vllm
 from fake_vllm import schedule
 from syncfree.backends.vllm import register, watch
+from syncfree.profiler.calls import Call, Role, Wait
 
 sys.path.pop(0)
 
@@ -124,6 +126,39 @@ def test_an_error_of_the_engine_passes_through_and_ends_the_step(runner):
     assert watch.switched_off() is None
 
 
+def test_waits_where_vllm_allows_them_are_tagged(runner, monkeypatch):
+    step(runner, PROMPT)
+    monkeypatch.setattr("syncfree.profiler.agent.recorder.choose", lambda wanted: ([collector], []))
+    collector = FakeCollector()
+    runner._prepare_inputs = runner.fetch = collector.wait
+    with Recorded() as recorded:
+        step(runner, DECODE)
+    assert [call.allowed_upstream for call in recorded.session.recording.evidence[0].calls] == [False, True]
+
+
+class FakeCollector:
+    name, blind, sees = "fake", "", frozenset({"syncs"})
+
+    def __init__(self):
+        self.calls = []
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def mark(self, now_ns):
+        return None
+
+    def drain(self):
+        return self.calls
+
+    def wait(self):
+        now, thread = time.perf_counter_ns(), threading.get_native_id()
+        self.calls.append(Call(api="hipStreamSynchronize", role=Role.SYNC, wait=Wait.STREAM, ts_ns=now, thread=thread))
+
+
 def test_output_fetched_by_the_stepping_thread_belongs_to_the_step(runner):
     runner.asynchronous = True
     step(runner, PROMPT)
@@ -218,6 +253,7 @@ sys.path.insert(0, {here!r})
 import fake_vllm
 from fake_vllm import schedule
 from syncfree.backends.vllm import register, watch
+from syncfree.profiler.calls import Call, Role, Wait
 
 def work(queue):
     register()
