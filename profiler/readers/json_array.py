@@ -41,8 +41,11 @@ class _Ended(Exception):
 
 
 def repaired(text: bytes | bytearray) -> bytes:
-    """`text` without NaN and the like, bad escapes and control characters; of the same length, so that places hold."""
-    text = _NOT_A_NUMBER.sub(lambda m: b'""'.ljust(len(m[0])), text)
+    """`text` without NaN and the like, bad escapes and control characters; of the same length, so that places hold.
+
+    An empty list stands for what is no number: no field takes it for a value, and inside a string it does no harm.
+    """
+    text = _NOT_A_NUMBER.sub(lambda m: b"[]".ljust(len(m[0])), text)
     text = _BAD_ESCAPE.sub(lambda m: m[0] if len(m[0]) == 2 else b"/", text)
     return bytes(_CONTROL.sub(b" ", text))
 

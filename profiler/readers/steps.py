@@ -142,7 +142,13 @@ def _describe(step: StepWindow, nested: Sequence[Range]) -> None:
     told = told_by(step.name or "")
     if told.batch_class == "unknown" and told.num_reqs is None:
         # A profiler's step around one engine step: the engine's own annotation knows more.
-        inner = [t for t in (told_by(r.name) for r in nested) if t.batch_class != "unknown" or t.num_reqs is not None]
+        inner: list[Told] = []
+        behind = step.start_ns
+        for candidate in nested:  # in order of time, outer before inner
+            mine = told_by(candidate.name)
+            if candidate.start_ns >= behind and (mine.batch_class != "unknown" or mine.num_reqs is not None):
+                inner.append(mine)
+                behind = candidate.end_ns
         if inner and all(t.batch_class == inner[0].batch_class for t in inner):
             told = inner[0] if len(inner) == 1 else Told(inner[0].batch_class, any(t.coarse for t in inner))
     step.batch_class, step.coarse, step.mixed = told.batch_class, told.coarse, told.mixed
