@@ -34,6 +34,7 @@ class ProbeCollector:
     """Counts driver calls of all threads of this process. One at a time per process."""
 
     name = "probe"
+    rolling = True
     sees = frozenset({"syncs", "maybe", "copies", "bytes", "launches", "captured", "blocked"})
     blind = (
         "waits without a waiting call: polling loops, and pageable host-to-device copies that block; "
@@ -176,6 +177,11 @@ class ProbeCollector:
         self._over += max(0, len(taken) - room)
 
     def drain(self) -> list[Call]:
+        """Sync calls since the last drain; while recording, not at the same time as `mark`."""
+        if self._arena is not None and self._decoder is not None:
+            self._take_records()
+            records, self._records = self._records, []
+            return self._decoder.decode(records)
         calls, self._calls = self._calls, []
         return calls
 

@@ -239,3 +239,29 @@ print(json.dumps([[s.syncs.total, s.launches.kernels, s.phases["build"].syncs.d2
 """
     )
     assert answer(out) == [[1, 5, 1]] * 3 + [["d2h", 3, "build"]] + [["probe"]]
+
+
+def test_calls_can_be_taken_while_recording_goes_on(run):
+    out = run(
+        HOOKED
+        + """
+probe.start(); parts = []
+for n in (2, 0, 3):
+    for _ in range(n):
+        c("cuStreamSynchronize", 7)
+    parts.append([call.api for call in probe.drain()])
+c("cuEventSynchronize", 9); c("cuMemcpyDtoHAsync_v2", H, D, 8, 7)
+parts.append([s.kind for s in count_syncs(probe.drain())])       # a copy whose wait is yet to come
+c("cuStreamSynchronize", 7)
+total = probe.mark(0); probe.stop()
+parts.append([call.api for call in probe.drain()])
+print(json.dumps([parts, told(total)]))
+"""
+    )
+    parts, total = answer(out)
+    assert parts[0] == ["cuStreamSynchronize"] * 2
+    assert parts[1] == []
+    assert parts[2] == ["cuStreamSynchronize"] * 3
+    assert parts[3] == ["event"]
+    assert parts[4][-1] == "cuStreamSynchronize"
+    assert {name: total[name] for name in ("stream", "event", "d2h")} == {"stream": 5, "event": 1, "d2h": 1}
