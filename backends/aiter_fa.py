@@ -481,17 +481,17 @@ NEVER_READ = {
 
 def _check(environment: Environment, limits: Limits) -> None:
     if not environment.gfx.startswith(("gfx94", "gfx95")):
-        raise BadInput(f"gfx: expected gfx942 or gfx950 for aiter_fa, got {environment.gfx}")
+        raise BadInput(f"environment.gfx: expected gfx942 or gfx950 for aiter_fa, got {environment.gfx}")
     if limits.head_size not in (64, 128, 256):
-        raise BadInput(f"head_size: expected 64, 128 or 256 for aiter_fa, got {limits.head_size}")
+        raise BadInput(f"limits.head_size: expected 64, 128 or 256 for aiter_fa, got {limits.head_size}")
     if limits.block_size % 16:
-        raise BadInput(f"block_size: expected a multiple of 16 for aiter_fa, got {limits.block_size}")
+        raise BadInput(f"limits.block_size: expected a multiple of 16 for aiter_fa, got {limits.block_size}")
     if limits.num_heads % limits.num_kv_heads:
         raise BadInput(
-            f"num_heads: expected a multiple of num_kv_heads = {limits.num_kv_heads}, got {limits.num_heads}"
+            f"limits.num_heads: expected a multiple of num_kv_heads = {limits.num_kv_heads}, got {limits.num_heads}"
         )
     if limits.max_num_seqs > CONTEXT_TOKENS:
-        raise BadInput(f"max_num_seqs: expected <= {CONTEXT_TOKENS} for aiter_fa, got {limits.max_num_seqs}")
+        raise BadInput(f"limits.max_num_seqs: expected <= {CONTEXT_TOKENS} for aiter_fa, got {limits.max_num_seqs}")
 
 
 BACKEND = Backend(

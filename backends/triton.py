@@ -91,15 +91,15 @@ def _unified(split: bool, by_row: bool) -> Route:
 
 def _check(environment: Environment, limits: Limits) -> None:
     if limits.block_size % 16:
-        raise BadInput(f"block_size: expected a multiple of 16 for triton, got {limits.block_size}")
+        raise BadInput(f"limits.block_size: expected a multiple of 16 for triton, got {limits.block_size}")
     if limits.head_size < 32:
-        raise BadInput(f"head_size: expected >= 32 for triton, got {limits.head_size}")
+        raise BadInput(f"limits.head_size: expected >= 32 for triton, got {limits.head_size}")
     if limits.num_heads % limits.num_kv_heads:
         raise BadInput(
-            f"num_heads: expected a multiple of num_kv_heads = {limits.num_kv_heads}, got {limits.num_heads}"
+            f"limits.num_heads: expected a multiple of num_kv_heads = {limits.num_kv_heads}, got {limits.num_heads}"
         )
     if limits.num_kv_heads > MIN_GRID_2D:
-        raise BadInput(f"num_kv_heads: expected <= {MIN_GRID_2D} for triton, got {limits.num_kv_heads}")
+        raise BadInput(f"limits.num_kv_heads: expected <= {MIN_GRID_2D} for triton, got {limits.num_kv_heads}")
 
 
 BACKEND = Backend(

@@ -98,7 +98,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel and what it reads: field name -> its parameter. One object per place it is launched from."""
+    """A kernel and what it reads: field name -> its parameters, comma-separated. One object a place of launch."""
 
     name: str
     reads: Mapping[str, str] = field(default_factory=dict)

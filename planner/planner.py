@@ -59,6 +59,7 @@ class Planner:
         return plan
 
     def _plan(self, batch: Batch, reorder: bool) -> MetadataPlan:
+        self._refuse_over_limits(batch)
         found = classify(batch)
         order = found.order
         if reorder and order is not None:
@@ -82,6 +83,19 @@ class Planner:
             self._last = _Kept(self._refreshed(last, step), last.layout, inputs, settings, lengths)
         assert self._last is not None
         return self._last.plan
+
+    def _refuse_over_limits(self, batch: Batch) -> None:
+        """Padding does not count: graphs round up."""
+        most = self.limits.max_num_seqs
+        if len(batch) > most and (rows := int(np.count_nonzero(batch.query_lens))) > most:
+            raise BadInput(f"query_lens[{most}]: expected at most {most} rows (limits.max_num_seqs), got {rows}")
+        most = self.limits.max_num_batched_tokens
+        if batch.num_tokens > most and (tokens := int(batch.query_start_loc[-1])) > most:
+            row = int((batch.query_start_loc[1:] > most).argmax())
+            raise BadInput(
+                f"query_lens[{row}]: expected at most {most} tokens in the batch (limits.max_num_batched_tokens), "
+                f"got {tokens}"
+            )
 
     def _layout(self, step: Step) -> _Layout:
         """What the routes of this batch decide, computed once for each combination of routes."""
@@ -207,13 +221,17 @@ def _route(backend: Backend, step: Step, segment: str) -> Route:
 
 
 def _consumers(routes: Sequence[Route]) -> dict[str, str]:
-    """Who reads each field on these routes, as `kernel(parameter)`."""
-    readers: dict[str, dict[str, None]] = {}
+    """Who reads each field on these routes, as `kernel(parameters)`."""
+    readers: dict[str, dict[str, dict[str, None]]] = {}
     for route in routes:
         for kernel in route.readers:
-            for name, parameter in kernel.reads.items():
-                readers.setdefault(name, {})[f"{kernel.name}({parameter})"] = None
-    return {name: ", ".join(reader) for name, reader in readers.items()}
+            for name, parameters in kernel.reads.items():
+                of_kernel = readers.setdefault(name, {}).setdefault(kernel.name, {})
+                of_kernel.update(dict.fromkeys(parameters.split(", ")))
+    return {
+        name: ", ".join(f"{kernel}({', '.join(parameters)})" for kernel, parameters in by_kernel.items())
+        for name, by_kernel in readers.items()
+    }
 
 
 def _reason(field: Field, step: Step) -> str:

@@ -27,15 +27,20 @@ import fa_builder  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
+
+def limits(**changes):
+    return Limits(max_num_seqs=1100, max_num_batched_tokens=2**18, **({"num_kv_heads": 2} | changes))
+
+
 SETTINGS = {
-    "plain": (Environment(), Limits(num_kv_heads=2)),
-    "bf16 cache": (Environment(kv_dtype="bf16", gfx="gfx942"), Limits(num_kv_heads=4, head_size=64)),
-    "sliding window": (Environment(), Limits(num_kv_heads=2, sliding_window=64)),
-    "window beside full layers": (Environment(), Limits(sliding_window=128, full_attention_layers=True)),
-    "kv sharing": (Environment(kv_sharing=True), Limits(num_kv_heads=2)),
-    "kv sharing, window": (Environment(kv_sharing=True), Limits(num_kv_heads=2, sliding_window=32)),
-    "shuffle, fp8": (Environment(shuffle_kv=True, kv_cache_bytes=7 * 2 * 16 * 2 * 128), Limits(num_kv_heads=2)),
-    "shuffle, bf16": (Environment(shuffle_kv=True, kv_dtype="bf16"), Limits(num_kv_heads=2)),
+    "plain": (Environment(), limits()),
+    "bf16 cache": (Environment(kv_dtype="bf16", gfx="gfx942"), limits(num_kv_heads=4, head_size=64)),
+    "sliding window": (Environment(), limits(sliding_window=64)),
+    "window beside full layers": (Environment(), limits(sliding_window=128, full_attention_layers=True)),
+    "kv sharing": (Environment(kv_sharing=True), limits()),
+    "kv sharing, window": (Environment(kv_sharing=True), limits(sliding_window=32)),
+    "shuffle, fp8": (Environment(shuffle_kv=True, kv_cache_bytes=7 * 2 * 16 * 2 * 128), limits()),
+    "shuffle, bf16": (Environment(shuffle_kv=True, kv_dtype="bf16"), limits()),
 }
 
 
