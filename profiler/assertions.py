@@ -74,7 +74,9 @@ class assert_sync_free(ContextDecorator):
         self._open: list[Profiler] = []  # a decorated function may call itself
 
     def __enter__(self) -> Profiler:
-        profiler = Profiler(self._collectors, kind="test")
+        plugin = _plugin()
+        chosen = plugin.collectors() if plugin is not None and self._collectors == "auto" else self._collectors
+        profiler = Profiler(chosen, kind="test")
         profiler.start()
         profiler.begin_step(batch_class=self._class, name="assert_sync_free")
         self._open.append(profiler)

@@ -39,7 +39,7 @@ _DRIVERS = {
     ),
 }
 _OPTIONAL = {
-    "frida": ("frida", "pip install 'syncfree[probe]'", "the probe collector"),
+    "frida": ("frida", "pip install 'syncfree[probe]'", "the probe"),
     "plotly": ("plotly", "pip install 'syncfree[html]'", "HTML reports"),
     "prometheus_client": ("prometheus-client", "pip install 'syncfree[prometheus]'", "watch --prometheus"),
     "triton": ("triton", "comes with torch's GPU builds", "Triton kernels"),
@@ -165,9 +165,9 @@ def _software(torch: Torch) -> list[Finding]:
     for package in ("vllm", "aiter"):
         findings.append(_library(package, names.get(package, ())))
     for module, (distribution, mend, use) in _OPTIONAL.items():
-        version = _version(distribution)
+        version = _version(distribution) or ("version unknown" if find_spec(module) else None)
         state: State = "ok" if version else "missing"
-        found = version or f"not installed: no {use}"
+        found = version or f"not installed: {use} cannot be used"
         findings.append(
             Finding(section="software", name=module, state=state, found=found, mend="" if version else mend)
         )

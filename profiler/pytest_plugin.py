@@ -71,6 +71,11 @@ def skip_if_missing_may(text: str) -> None:
         pytest.skip(text)
 
 
+def collectors() -> str:
+    """What `--syncfree-collectors` names; auto otherwise."""
+    return (_run.option("collectors") if _run is not None else None) or "auto"
+
+
 # ------------------------------------------------------------------ pytest hooks
 
 
@@ -93,7 +98,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="What `sync_device` is: the GPU where there is one, else the simulated device (auto, default).",
     )
     group.addoption(
-        "--syncfree-collectors", metavar="NAMES", help="Collectors of `sync_profiler`, by name (default: auto)."
+        "--syncfree-collectors", metavar="NAMES", help="Collectors to measure with, by name (default: auto)."
     )
     parser.addini("syncfree_budget", "As --syncfree-budget, relative to the root directory.", default="")
     parser.addini("syncfree_missing", "As --syncfree-missing.", default="")
@@ -180,8 +185,7 @@ def sync_profiler() -> TestProfiler:
     """
     from .assertions import TestProfiler
 
-    names = _run.option("collectors") if _run is not None else None
-    return TestProfiler(names or "auto")
+    return TestProfiler(collectors())
 
 
 @pytest.fixture
@@ -227,7 +231,7 @@ class _MeasuredTest:
         from .assertions import TestProfiler
 
         self.run, self.marks = run, marks
-        self.profiler = profiler or TestProfiler(run.option("collectors") or "auto")
+        self.profiler = profiler or TestProfiler(collectors())
         for mark in marks:
             _mark_budget(mark, body_only=False)
         run.file_budget()

@@ -67,7 +67,7 @@ def test_a_failure_shows_nothing_of_the_plugin_itself(run):
             fake_gpu.item()
 
         def test_block():
-            with assert_sync_free(collectors="fake"):
+            with assert_sync_free():
                 fake_gpu.item()
         """
     )
