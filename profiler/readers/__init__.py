@@ -18,7 +18,7 @@ from .assemble import assemble, nothing_measured
 from .find import Source, find_sources, rank_in_name
 from .process_trace import ProcessTrace
 from .steps import RangeFilter
-from .text import DEFAULT_LIMITS, Limits
+from .text import DEFAULT_LIMITS, Limits, NoTrace
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "nothing_measured", "read_traces"]
 
@@ -49,11 +49,13 @@ def read_traces(
         except BadInput as error:
             if source.given:
                 raise
-            passed_over.append(Note(kind="partial", text=f"passed over: {error}", file=source.paths[0].name))
+            kind = "input" if isinstance(error, NoTrace) else "partial"
+            passed_over.append(Note(kind=kind, text=f"passed over: {error}", file=source.paths[0].name))
     if not traces:
         raise BadInput(passed_over[0].text.removeprefix("passed over: "))
     report = assemble(traces, wanted, timeline)
     report.notes += passed_over
+    report.source.partial = report.source.partial or any(note.kind == "partial" for note in passed_over)
     return report
 
 

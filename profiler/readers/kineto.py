@@ -14,7 +14,7 @@ from ..calls import Direction, Role
 from .json_array import ArrayPieces, repaired
 from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, Spans, record_direction
 from .steps import RangeFilter
-from .text import DEFAULT_LIMITS, Limits, Text
+from .text import DEFAULT_LIMITS, Limits, NoTrace, Text
 
 Number = int | str | float | None
 
@@ -175,7 +175,7 @@ class _KinetoReader:
         if not head.strip():
             damage = f": {self.text.damaged}" if self.text.damaged else ""
             raise BadInput(f"{self.path}: expected a trace, got an empty file{damage}")
-        raise BadInput(f"{self.path}: expected a trace: JSON with a list 'traceEvents', found none")
+        raise NoTrace(f"{self.path}: expected a trace: JSON with a list 'traceEvents', found none")
 
     def _odd_event(self, raw: bytes) -> Event | None:
         """An event of the right kind with a wrong field is counted without that field; anything else is left out."""

@@ -20,6 +20,10 @@ _BLOCK = 512 << 10
 _FREE_RATIO = 64 * MIB  # below this much text the packing ratio does not matter
 
 
+class NoTrace(BadInput):
+    """A file that is well-formed but none of the traces that can be read."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of reading one file; beyond any of them reading stops with `BadInput`. Sizes are bytes.
 
