@@ -8,9 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
+from ...planner.environment import Environment
 from ...planner.errors import BadInput, Unreachable
 from .facts import DeviceFacts, DeviceSample, Monitor
 
@@ -21,6 +23,7 @@ __all__ = [
     "Look",
     "Monitor",
     "device_facts",
+    "environment",
     "look",
     "look_aside",
     "open_monitor",
@@ -96,6 +99,20 @@ def look_aside(timeout_s: float = 30.0) -> Look:
         ended = f"signal {-result.returncode}" if result.returncode < 0 else f"exit code {result.returncode}"
         return Look(reasons=[f"devices: a management library ended the look with {ended}: {said[-1] if said else ''}"])
     return msgspec.json.decode(result.stdout, type=Look)
+
+
+def environment(**known: Any) -> Environment:
+    """The planner's environment of this machine: gfx target and compute units of its first AMD card; `known` wins.
+
+    Without an AMD card the planner's own defaults stay.
+    """
+    card = next((facts for facts in device_facts() if facts.vendor == "amd" and facts.arch), None)
+    found: dict[str, Any] = {}
+    if card is not None:
+        found["gfx"] = card.arch
+        if card.compute_units is not None:
+            found["num_cu"] = card.compute_units
+    return Environment(**(found | known))
 
 
 def device_facts() -> list[DeviceFacts]:

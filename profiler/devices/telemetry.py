@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from . import open_monitor
-from .facts import FIGURES, DeviceSample, Monitor
+from . import look_aside, open_monitor
+from .facts import FIGURES, DeviceFacts, DeviceSample, Monitor
 
 MAX_SAMPLES = 600  # kept a device: beyond it every other one is dropped and the rest covers twice the time
 PCIE_EVERY_S = 5.0  # AMD's drivers measure PCIe for a second at a time
@@ -19,28 +19,27 @@ PCIE_EVERY_S = 5.0  # AMD's drivers measure PCIe for a second at a time
 class Sampler:
     """Samples every device each `interval_s` seconds while open; `result()` is the report's telemetry.
 
-    Never fails: without a management library the result says why. One daemon thread, which sleeps between samples.
+    Never fails and never holds up what it runs beside: one daemon thread opens the management library (after a look in
+    a process of its own, since such a library may end its process) and sleeps between samples. Without a library or a
+    device the result says why.
     """
 
     def __init__(self, interval_s: float = 0.5, monitor: Monitor | None = None) -> None:
         self._interval = interval_s
         self._monitor = monitor
+        self._facts: list[DeviceFacts] = []
         self._reason = ""
-        if monitor is None:
-            self._monitor, reasons = open_monitor()
-            self._reason = "" if self._monitor is not None else "; ".join(reasons)
         self._samples: list[tuple[float, list[DeviceSample]]] = []
         self._stride = 1  # one of so many samples is kept
         self.taken = 0  # samples so far
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._started = 0.0
+        self._started = time.monotonic()
 
     def __enter__(self) -> Sampler:
         self._started = time.monotonic()
-        if self._monitor is not None:
-            self._thread = threading.Thread(target=self._run, name="syncfree-telemetry", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="syncfree-telemetry", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -55,6 +54,8 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
+        if not self._open():
+            return
         next_pcie = 0.0
         while True:
             now = time.monotonic()
@@ -64,6 +65,14 @@ class Sampler:
             self.take(pcie)
             if self._stop.wait(self._interval):
                 return
+
+    def _open(self) -> bool:
+        if self._monitor is None:
+            look = look_aside()
+            if look.source is not None:
+                self._monitor, look.reasons = open_monitor(look.source)
+            self._reason = "" if self._monitor is not None else "; ".join(look.reasons)
+        return self._monitor is not None
 
     def take(self, pcie: bool = True) -> None:
         """Sample once, now."""
@@ -95,8 +104,9 @@ class Sampler:
             "devices": [],
         }
         if monitor is not None:
+            self._facts = self._facts or monitor.facts()
             result["devices"] = [
-                {**msgspec.structs.asdict(facts), **self._figures(facts.index)} for facts in monitor.facts()
+                {**msgspec.structs.asdict(facts), **self._figures(facts.index)} for facts in self._facts
             ]
         return result
 
@@ -112,5 +122,7 @@ class Sampler:
         return {**figures, "series": {"t_s": [round(at, 3) for at, _ in mine], **series}}
 
     def close(self) -> None:
+        """Let go of the management library; the result stays."""
         if self._monitor is not None:
+            self._facts = self._facts or self._monitor.facts()
             self._monitor.close()

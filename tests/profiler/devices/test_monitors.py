@@ -8,9 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from syncfree.planner import Environment
 from syncfree.planner.errors import BadInput, Unreachable
 from syncfree.profiler import devices
-from syncfree.profiler.devices import DeviceFacts, DeviceSample, Look, amd_smi, open_monitor
+from syncfree.profiler.devices import DeviceFacts, DeviceSample, Look, amd_smi, open_monitor, telemetry
 from syncfree.profiler.devices.telemetry import MAX_SAMPLES, Sampler
 
 
@@ -52,10 +53,26 @@ def test_without_any_device_there_are_no_facts_but_reasons(monkeypatch):
     monkeypatch.setattr(devices, "SOURCES", {"a": unreachable("a: missing")})
     assert open_monitor() == (None, ["a: missing"])
     assert devices.look() == Look(reasons=["a: missing"])
+
+
+def test_telemetry_without_a_device_says_why(monkeypatch):
+    monkeypatch.setattr(telemetry, "look_aside", lambda: Look(reasons=["a: missing"]))
     with Sampler() as sampler:
-        pass
+        sampler.join()
     result = sampler.result()
     assert (result["source"], result["reason"], result["devices"]) == (None, "a: missing", [])
+
+
+def test_the_planners_environment_is_that_of_the_first_amd_card(monkeypatch):
+    cards = [
+        DeviceFacts(index=0, vendor="nvidia", arch="sm_90", compute_units=132),
+        DeviceFacts(index=0, vendor="amd", arch="gfx942", compute_units=304),
+    ]
+    monkeypatch.setattr(devices, "look_aside", lambda: Look(devices=cards))
+    assert (devices.environment().gfx, devices.environment().num_cu) == ("gfx942", 304)
+    assert devices.environment(num_cu=38, dtype="fp16").num_cu == 38
+    monkeypatch.setattr(devices, "look_aside", lambda: Look(devices=cards[:1]))
+    assert devices.environment() == Environment()
 
 
 def test_a_library_that_ends_its_process_ends_nothing_else(monkeypatch, tmp_path):
