@@ -14,6 +14,7 @@ MIN_COMMON = 8  # steps that two ranks must share before they count as ranks of 
 MAX_SHIFT = 64  # steps that one of them may have begun earlier
 STRAGGLER_RATIO = 1.25
 STRAGGLER_US = 100.0
+STRAGGLER_SHARE = 0.75
 
 
 def join(recordings: Sequence[Recording]) -> Report:
@@ -104,20 +105,27 @@ def straggler_notes(reports: Sequence[Report]) -> list[Note]:
         return []
     notes = []
     for name, figure in (("build", _build_us), ("step", _duration_us)):
-        middles: dict[int, float] = {}
-        for rank, steps in by_rank.items():
-            values = [value for i in common if (value := figure(steps[i])) is not None]
-            if len(values) == len(common):
-                middles[rank] = median(values)
-        for rank, mine in sorted(middles.items()):
-            others = [value for other, value in middles.items() if other != rank]
-            if others and mine > STRAGGLER_RATIO * median(others) and mine - median(others) > STRAGGLER_US:
+        times = {rank: [figure(steps[i]) for i in common] for rank, steps in by_rank.items()}
+        known = {rank: [value for value in values if value is not None] for rank, values in times.items()}
+        known = {rank: values for rank, values in known.items() if len(values) == len(common)}
+        for rank, mine in sorted(known.items()):
+            others = [values for other, values in known.items() if other != rank]
+            if others and _is_straggler(mine, others):
+                theirs = median(median(values) for values in others)
                 text = (
-                    f"rank {rank} is a straggler: its {name} takes {mine / 1e3:.2f} ms, the other ranks' "
-                    f"{median(others) / 1e3:.2f} ms (medians over {len(common)} common steps)"
+                    f"rank {rank} is a straggler: its {name} takes {median(mine) / 1e3:.2f} ms, the other ranks' "
+                    f"{theirs / 1e3:.2f} ms (medians over {len(common)} common steps)"
                 )
                 notes.append(Note(kind="straggler", text=text, count=len(common)))
     return notes
+
+
+def _is_straggler(mine: Sequence[float], others: Sequence[Sequence[float]]) -> bool:
+    """Clearly longer in the middle, and longer than the others in most steps: a few slow ones make no straggler."""
+    theirs = median(median(values) for values in others)
+    longer = sum(value > median(values) for value, *values in zip(mine, *others, strict=True))
+    clearly = median(mine) > STRAGGLER_RATIO * theirs and median(mine) - theirs > STRAGGLER_US
+    return clearly and longer >= STRAGGLER_SHARE * len(mine)
 
 
 def _build_us(step: Step) -> float | None:

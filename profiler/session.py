@@ -143,7 +143,7 @@ class Profiler:
         evidence = []
         allowed = list(self._allowed)
         for collector in self._collectors:
-            totals, before = collector.mark(time.perf_counter_ns()), self._taken.get(collector.name, Counters())
+            totals, before = self._so_far(collector, kept), self._taken.get(collector.name, Counters())
             if totals is not None:
                 self._taken[collector.name] = totals
                 totals = totals - before
@@ -159,6 +159,13 @@ class Profiler:
         self._steps = kept
         _describe(self._source)
         return Recording(source=msgspec.structs.replace(self._source), steps=steps, evidence=evidence)
+
+    def _so_far(self, collector: Collector, kept: list[StepWindow]) -> Counters | None:
+        """Cumulative counters at the beginning of the step that stays, now if there is none."""
+        if not kept:
+            return collector.mark(time.perf_counter_ns())
+        marks = kept[0].marks.get(collector.name)
+        return None if marks is None else marks[0]
 
     def _harvest(self, collector: Collector, totals: Counters | None, calls: list[Call]) -> Evidence:
         if totals is not None and collector.name in self._taken:

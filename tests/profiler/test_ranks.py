@@ -104,6 +104,13 @@ def test_ranks_that_are_about_as_fast_are_not(build_ms):
     assert stragglers(join([recording(rank=0), recording(rank=1, build_ms=build_ms)])) == []
 
 
+def test_a_rank_that_is_slower_in_some_steps_and_faster_in_others_is_not():
+    slow, fast = recording(rank=0), recording(rank=1)
+    for i, step in enumerate(slow.steps):
+        step.end_ns += (20 if i % 5 < 3 else -4) * MS
+    assert stragglers(join([slow, fast])) == []
+
+
 def test_a_ratio_alone_makes_no_straggler_where_the_times_are_tiny():
     assert stragglers(join([recording(rank=0, build_ms=0.01), recording(rank=1, build_ms=0.05)])) == []
 
