@@ -57,6 +57,58 @@ FailOn = Annotated[
 BudgetFile = Annotated[Path | None, typer.Option("--budget", help="A budget file (TOML). Exceeded: exit 1.")]
 
 
+Lengths = Annotated[str | None, typer.Option(metavar="N,N,...")]
+
+
+@app.command(
+    epilog="Examples: [bold]syncfree plan --backend aiter_fa --query-lens 1,1,40 --seq-lens 9,70,90[/], "
+    "[bold]syncfree plan --backend aiter_mla --input batch.json --json[/]"
+)
+def plan(
+    backend: Annotated[str, typer.Option("--backend", "-b", help="aiter_fa, aiter_mla, triton, or one you declare.")],
+    query_lens: Lengths = None,
+    seq_lens: Lengths = None,
+    prefill_lens: Lengths = None,
+    cached_lens: Lengths = None,
+    is_prefilling: Lengths = None,
+    seq_lens_lower: Lengths = None,
+    decode_threshold: Annotated[int | None, typer.Option(help="Longest query of a decode row (1 + drafts).")] = None,
+    num_tokens: Annotated[int | None, typer.Option(help="Launched tokens, graph padding included.")] = None,
+    input: Annotated[
+        str | None, typer.Option("--input", "-i", help="The batch as JSON: a file, or - for stdin.")
+    ] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="environment.NAME=VALUE or limits.NAME=VALUE; repeatable.")
+    ] = None,
+    reorder: Annotated[
+        bool, typer.Option("--reorder", help="Order the rows as vLLM does instead of refusing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print syncfree.plan/1 as JSON.")] = False,
+) -> None:
+    """The minimal metadata plan of a batch: each field with its consumer, what is left out and why, the cost."""
+    from syncfree.backends.attention import attention_backend
+    from syncfree.planner.show import run_plan
+
+    lists = {
+        "query_lens": query_lens,
+        "seq_lens": seq_lens,
+        "prefill_lens": prefill_lens,
+        "cached_lens": cached_lens,
+        "is_prefilling": is_prefilling,
+        "seq_lens_lower": seq_lens_lower,
+    }
+    run_plan(
+        attention_backend(backend),
+        file=input,
+        lists=lists,
+        settings=set or (),
+        reorder=reorder,
+        json=json,
+        decode_threshold=decode_threshold,
+        num_tokens=num_tokens,
+    )
+
+
 @app.command(
     epilog="Examples: [bold]syncfree profile --demo[/], "
     "[bold]syncfree profile --socket /run/user/0/syncfree/4242-0.sock --seconds 10 --json r.json[/]"
