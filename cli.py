@@ -273,6 +273,7 @@ def _judge(report: Report, budget: Budget | None, quiet: bool = False) -> None:
     gate = judge(report, budget)
     console(stderr=quiet).print(render_gate(gate))
     if gate.exit_code:
+        print(f"syncfree: {gate.summary()}", file=sys.stderr)
         raise typer.Exit(gate.exit_code)
 
 
@@ -313,6 +314,7 @@ def diff(
     else:
         console().print(render_diff(difference))
     if difference.exit_code:
+        print(f"syncfree: {difference.summary()}", file=sys.stderr)
         raise typer.Exit(difference.exit_code)
 
 

@@ -91,6 +91,15 @@ class Difference(msgspec.Struct, kw_only=True):
     def compared(self) -> int:
         return sum(change.direction != "unknown" for change in self.changes)
 
+    def summary(self) -> str:
+        """One line: what got worse, what got better, what can no longer be told."""
+        if not self.compared:
+            return "nothing could be compared: no figure is known on both sides"
+        parts = [f"{len(self.regressions)} worse", f"{len(self.improvements)} better"]
+        if self.lost:
+            parts.append(f"{len(self.lost)} no longer measured ({self.lost[0]})")
+        return ", ".join(parts)
+
     @property
     def exit_code(self) -> int:
         if self.regressions:

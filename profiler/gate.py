@@ -97,6 +97,15 @@ class Gate(msgspec.Struct, kw_only=True):
             return 1
         return 4 if self.unmeasured else 0
 
+    def summary(self) -> str:
+        """One line for stderr: the first thing that is wrong, and how many more there are; empty where nothing is."""
+        wrong = [f"budget exceeded: {violation.line()}" for violation in self.violations]
+        wrong += [f"allowance expired: {expiry_line(entry)}" for entry in self.expired]
+        wrong += [f"not judged: {judgement.line()}" for judgement in self.unmeasured]
+        if not wrong:
+            return ""
+        return wrong[0] if len(wrong) == 1 else f"{wrong[0]} (and {len(wrong) - 1} more)"
+
     def text(self) -> str:
         """Everything that is wrong, for a log or a test's failure; empty where nothing is."""
         parts = [violation.text() for violation in self.violations]

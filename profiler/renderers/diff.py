@@ -27,15 +27,6 @@ def _percent(change: Change) -> str:
     return "" if change.percent is None or change.before == change.after else f"{change.percent:+.1f} %"
 
 
-def summary(difference: Difference) -> str:
-    """One line: what got worse, what got better, what cannot be told."""
-    worse, better = len(difference.regressions), len(difference.improvements)
-    parts = [f"{worse} worse", f"{better} better"]
-    if difference.lost:
-        parts.append(f"{len(difference.lost)} no longer measured")
-    return "nothing to compare" if not difference.compared else ", ".join(parts)
-
-
 def _where(site: SiteChange) -> str:
     lines = [line for line in (site.line_before, site.line_after) if line is not None]
     shown = f"{lines[0]}" if len(set(lines)) == 1 else f"{lines[0]}→{lines[-1]}"
@@ -75,7 +66,7 @@ def render_diff(difference: Difference) -> RenderableType:
             parts.append(line)
     parts += [Text(f"lost: {text}", style="yellow") for text in difference.lost]
     parts += [Text(f"note: {text}", style="dim") for text in difference.notes]
-    parts.append(Text(summary(difference), style="bold red" if difference.regressions else "bold"))
+    parts.append(Text(difference.summary(), style="bold red" if difference.regressions else "bold"))
     return Group(*parts)
 
 
@@ -85,7 +76,7 @@ def _cell(text: str) -> str:
 
 def render_markdown(difference: Difference) -> str:
     """For a comment on a pull request: what changed on top, the figures that did not folded away."""
-    lines = ["### syncfree: host-device syncs, copies and launches", "", f"**{summary(difference)}**", ""]
+    lines = ["### syncfree: host-device syncs, copies and launches", "", f"**{difference.summary()}**", ""]
     moved = [change for change in difference.changes if change.direction in ("worse", "better")]
     rest = [change for change in difference.changes if change not in moved and change.before is not None]
     if moved:
