@@ -74,15 +74,11 @@ def plan(
     seq_lens_lower: Lengths = None,
     decode_threshold: Annotated[int | None, typer.Option(help="Longest query of a decode row (1 + drafts).")] = None,
     num_tokens: Annotated[int | None, typer.Option(help="Launched tokens, graph padding included.")] = None,
-    input: Annotated[
-        str | None, typer.Option("--input", "-i", help="The batch as JSON: a file, or - for stdin.")
-    ] = None,
+    input: Annotated[str | None, typer.Option("--input", "-i", help="The batch as JSON: a file or - (stdin).")] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", help="environment.NAME=VALUE or limits.NAME=VALUE; repeatable.")
     ] = None,
-    reorder: Annotated[
-        bool, typer.Option("--reorder", help="Order the rows as vLLM does instead of refusing.")
-    ] = False,
+    reorder: Annotated[bool, typer.Option("--reorder", help="Order the rows as vLLM does; do not refuse.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print syncfree.plan/1 as JSON.")] = False,
 ) -> None:
     """The minimal metadata plan of a batch: each field with its consumer, what is left out and why, the cost."""
