@@ -1,4 +1,4 @@
-"""Reference attention in plain torch: paged decode, extend, causal prefill, and merging of partial results.
+"""Reference attention in plain torch: paged decode, extend, causal prefill, merging; by a plan, or by MLA work items.
 
 Written for being right, not fast: rows are padded to the longest and masked. Nothing here waits for the device, so a
 caller that knows its lengths on the host stays sync-free. Run it on float64 tensors for a result to compare with.
@@ -11,11 +11,13 @@ integer tensors on the device of `q`. A log-sum-exp is natural, [T, H], in the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from ..planner import BadInput, MetadataPlan
 
 Tensor = Any  # torch.Tensor; torch is not followed by the type checker
 
@@ -119,6 +121,112 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     base = torch.where(lse == float("-inf"), 0.0, lse)
     out = out_a * torch.exp(lse_a - base)[..., None] + out_b * torch.exp(lse_b - base)[..., None]
     return out, lse
+
+
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, q_padding: Padding, kv_padding: Padding, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Every query token of a row over all the row's keys, not causal; `k`, `v` [T', J, D] packed by `kv_padding`."""
+    visible = kv_padding.offset[:, None, :] < kv_padding.query_lens[:, None, None]
+    visible = visible.expand(-1, q_padding.index.shape[1], -1)
+    out, lse = masked_attention(q[q_padding.index], k[kv_padding.index], v[kv_padding.index], visible, scale)
+    return out.flatten(0, 1)[q_padding.cell], lse.flatten(0, 1)[q_padding.cell]
+
+
+# ------------------------------------------------------------ driven by a plan
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step of one attention layer, to be computed from a plan of `aiter_fa` and nothing else.
+
+    `q` [T, H, D], `k`, `v` [T, J, D] the step's own tokens, which the caches hold already; `on_device` what the engine
+    has on the device, by field name (`common.seq_lens`, `common.block_table`, `common.query_start_loc`).
+    """
+
+    plan: MetadataPlan
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    on_device: Mapping[str, Tensor]
+    scale: float
+
+    def value(self, name: str) -> Any:
+        """A planned host value. Raises `SkippedField` for a field that the plan leaves out."""
+        return self.plan[name].value
+
+    def tensor(self, name: str) -> Tensor:
+        """A planned array as a tensor, or the engine's own where the plan says that the device has it."""
+        planned = self.plan[name]
+        if planned.value is None:
+            return self.on_device[name]
+        return torch.from_numpy(planned.value).to(self.q.device)
+
+
+def attend_by_plan(step: PlannedStep) -> Tensor:
+    """Attention of the whole step, [T, H, D], reading planned fields only; a field too few raises `SkippedField`.
+
+    Covers decode (several tokens a row too), extend by chunks of context merged by their log-sum-exp, and causal
+    prefill. Raises `BadInput` for a plan with a sliding window, KV sharing or another backend's fields.
+    """
+    plan = step.plan
+    if plan.backend != "aiter_fa":
+        raise BadInput(f"plan.backend: expected aiter_fa, got {plan.backend}")
+    for part in ("extend.swa.workspace", "kv_sharing.workspace"):
+        if part in plan:
+            raise BadInput(f"plan: expected none of {part.rpartition('.')[0]}, which this reference does not compute")
+    out = torch.zeros_like(step.q)
+    for segment in plan.segments:
+        tokens = slice(*segment.tokens)
+        out[tokens] = _PARTS[segment.name](step, slice(*segment.rows), tokens)
+    return out
+
+
+def _decode_part(step: PlannedStep, rows: slice, tokens: slice) -> Tensor:
+    table, lens = step.tensor("common.block_table")[rows], step.tensor("common.seq_lens")[rows]
+    longest = step.value("common.max_seq_len")
+    if step.value("decode.max_query_len") == 1:
+        return decode_attention(step.q[tokens], step.k_cache, step.v_cache, table, lens, longest, step.scale)[0]
+    starts = step.tensor("common.query_start_loc")[: rows.stop + 1]
+    padding = pad_rows(starts, step.value("decode.max_query_len"), tokens.stop - tokens.start)
+    return extend_attention(step.q[tokens], step.k_cache, step.v_cache, table, lens, padding, longest, step.scale)[0]
+
+
+def _prefill_part(step: PlannedStep, rows: slice, tokens: slice) -> Tensor:
+    starts = step.tensor("prefill.query_start_loc")
+    padding = pad_rows(starts, step.value("prefill.max_query_len"), tokens.stop - tokens.start)
+    return causal_attention(step.q[tokens], step.k[tokens], step.v[tokens], padding, step.scale)[0]
+
+
+def _extend_part(step: PlannedStep, rows: slice, tokens: slice) -> Tensor:
+    q, table = step.q[tokens], step.tensor("common.block_table")[rows]
+    starts = step.tensor("extend.query_start_loc")
+    padding = pad_rows(starts, step.value("extend.max_query_len"), tokens.stop - tokens.start)
+    state = causal_attention(q, step.k[tokens], step.v[tokens], padding, step.scale)
+    for chunk in range(step.value("extend.chunk_context.num_chunks")):
+        k, v = _gather_chunk(step, table, chunk)
+        chunk_starts = step.tensor("extend.chunk_context.cu_seq_lens_chunk")[chunk]
+        longest = step.value("extend.chunk_context.max_seq_lens")[chunk]
+        context = varlen_attention(q, k, v, padding, pad_rows(chunk_starts, longest, len(k)), step.scale)
+        state = merge_states(*state, *context)
+    return state[0]
+
+
+def _gather_chunk(step: PlannedStep, table: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """One round's context tokens of all extends, packed, found by the chunk's token-to-row map."""
+    total = step.value("extend.chunk_context.total_token_per_batch")[chunk]
+    row = step.tensor("extend.chunk_context.token_to_batch")[chunk, :total]
+    before = step.tensor("extend.chunk_context.cu_seq_lens_chunk")[chunk][row]
+    first = step.tensor("extend.chunk_context.chunk_starts")[chunk][row]
+    position = first + torch.arange(total, device=row.device) - before
+    block_size = step.k_cache.shape[1]
+    block, offset = table[row, position // block_size], position % block_size
+    return step.k_cache[block, offset], step.v_cache[block, offset]
+
+
+_PARTS = {"decode": _decode_part, "extend": _extend_part, "prefill": _prefill_part}
 
 
 # ------------------------------------------------------------------- MLA decode
