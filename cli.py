@@ -162,10 +162,13 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
 
 def _profile_socket(paths: list[Path] | None, steps: int | None, seconds: float | None, collectors: str) -> Report:
     from syncfree.profiler.agent.client import profile_socket
+    from syncfree.profiler.devices.telemetry import Sampler
 
     text = "recording " + (", ".join(str(path) for path in paths) if paths else "every agent found here")
-    with _progress(text, steps, seconds) as advance:
-        return profile_socket(paths or None, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
+    with _progress(text, steps, seconds) as advance, Sampler() as sampler:
+        report = profile_socket(paths or None, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
+    report.telemetry = report.telemetry or sampler.result()
+    return report
 
 
 @app.command(
@@ -334,19 +337,23 @@ def watch(
     collectors: Annotated[str, typer.Option("--collectors", help="auto, or names: probe, kineto, simulated.")] = "auto",
 ) -> None:
     """A live view of one or many ranks: syncs, launches and step times per batch class, and the lines that wait."""
-    from contextlib import closing
+    from contextlib import ExitStack, closing
 
     from syncfree.profiler.agent.client import watch_socket
     from syncfree.profiler.renderers.live import show_live
 
-    exporter = None
-    if prometheus is not None:
-        from syncfree.profiler.prometheus import Exporter
+    with ExitStack() as stack:
+        observe = None
+        if prometheus is not None:
+            from syncfree.profiler.devices.telemetry import Sampler
+            from syncfree.profiler.prometheus import Exporter
 
-        exporter = Exporter(prometheus)
-        print(f"metrics: http://127.0.0.1:{exporter.port}/metrics", file=sys.stderr)
-    with closing(watch_socket(socket or None, interval=interval, collectors=collectors)) as reports:
-        show_live(reports, seconds, exporter.observe if exporter is not None else None)
+            exporter = stack.enter_context(Exporter(prometheus))
+            exporter.sampler = stack.enter_context(Sampler())
+            observe = exporter.observe
+            print(f"metrics: http://127.0.0.1:{exporter.port}/metrics", file=sys.stderr)
+        reports = watch_socket(socket or None, interval=interval, collectors=collectors)
+        show_live(stack.enter_context(closing(reports)), seconds, observe)
 
 
 @app.command(epilog="Example: [bold]syncfree doctor[/]")

@@ -5,12 +5,15 @@ Names follow the Prometheus conventions: base units, `_total` on counters. What 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..planner.errors import BadInput, Unreachable
 from .aggregate import judged_syncs
 from .budget import SYNC_KINDS
 from .report import Report, Step
+
+if TYPE_CHECKING:
+    from .devices.telemetry import Sampler
 
 ADDRESS = "127.0.0.1"
 MAX_SITES = 50  # series of source lines: beyond it they are added up as "other"
@@ -42,6 +45,7 @@ class Exporter:
         self.registry = prometheus_client.CollectorRegistry()
         self._make(prometheus_client)
         self._sites: set[tuple[str, str, str]] = set()
+        self.sampler: Sampler | None = None  # devices beside reports that carry no telemetry of their own
         try:
             self._server, self._thread = prometheus_client.start_http_server(port, ADDRESS, self.registry)
         except (OSError, OverflowError) as error:
@@ -92,7 +96,8 @@ class Exporter:
         for site in report.sites:
             if site.kind != "maybe" and not site.warmup:
                 self._add_site(f"{site.file}:{site.line}", site.function, site.kind, site.count)
-        for device in report.telemetry.get("devices", ()):
+        telemetry = report.telemetry or (self.sampler.result() if self.sampler is not None else {})
+        for device in telemetry.get("devices", ()):
             labels = (str(device["index"]), str(device["name"]), str(device["arch"] or ""))
             for figure, (_, _, scale) in _DEVICE_GAUGES.items():
                 if device.get(figure) is not None:

@@ -111,6 +111,17 @@ def test_devices_are_gauges_of_their_last_sample(exporter):
     assert "syncfree_device_temperature_celsius{" not in text
 
 
+def test_devices_of_a_sampler_stand_in_where_reports_carry_none(exporter):
+    class Sampler:
+        def result(self):
+            return {"devices": [{"index": 1, "name": "card", "arch": None, "power_watts": {"last": 90.0}}]}
+
+    exporter.sampler = Sampler()
+    exporter.observe(Report())
+    _, samples = scrape(exporter)
+    assert value(samples, "syncfree_device_power_watts", device="1", name="card", arch="") == 90.0
+
+
 def test_source_lines_are_bounded(exporter):
     lines = [Site(file="a.py", line=i, function="f", kind="d2h", count=1) for i in range(MAX_SITES + 5)]
     exporter.observe(Report(sites=lines))
