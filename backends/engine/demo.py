@@ -22,11 +22,13 @@ SYSTEM_PROMPT_LEN = 24
 CONFIG = EngineConfig(num_blocks=48, block_size=8, token_budget=48, max_num_seqs=6)
 
 
-def run_demo(builder: str, steps: int | None = None, progress: Progress | None = None) -> Report:
+def run_demo(
+    builder: str, steps: int | None = None, progress: Progress | None = None, *, collectors: str = "auto"
+) -> Report:
     """Serve the demonstration workload for `steps` steps (default 64) and report on it.
 
-    Runs on the GPU if there is one, else on the simulated device. `builder` is one of `BUILDERS`. The report's
-    `source.kind` is "demo". Raises `BadInput` for steps < 1 or an unknown builder.
+    Runs on the GPU if there is one, else on the simulated device. `builder` is one of `BUILDERS`, `collectors` as for
+    `Profiler`. The report's `source.kind` is "demo". Raises `BadInput` for steps < 1 or an unknown builder.
     """
     if builder not in BUILDERS:
         raise BadInput(f"builder: expected {' or '.join(BUILDERS)}, got {builder!r}")
@@ -34,20 +36,27 @@ def run_demo(builder: str, steps: int | None = None, progress: Progress | None =
     if count < 1:
         raise BadInput(f"steps: expected >= 1, got {count}")
     if torch.cuda.is_available():
-        return profile_workload(builder, count, torch.device("cuda"), progress, warm_up=True)
+        device = torch.device("cuda")
+        return profile_workload(builder, count, device, progress, warm_up=True, collectors=collectors)
     from ...profiler.simulated import simulated_device
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for tensors this small a second thread costs ten times what it brings
     try:
         with simulated_device() as device:
-            return profile_workload(builder, count, device, progress)
+            return profile_workload(builder, count, device, progress, collectors=collectors)
     finally:
         torch.set_num_threads(threads)
 
 
 def profile_workload(
-    builder: str, steps: int, device: Any, progress: Progress | None = None, *, warm_up: bool = False
+    builder: str,
+    steps: int,
+    device: Any,
+    progress: Progress | None = None,
+    *,
+    warm_up: bool = False,
+    collectors: str = "auto",
 ) -> Report:
     """The demonstration on a given device; inside `simulated_device()` if it is a simulated one.
 
@@ -62,7 +71,7 @@ def profile_workload(
     )
     if warm_up:
         serve(Engine(config, device=device), steps)
-    profiler = Profiler(engine=f"syncfree engine ({builder})", kind="demo")
+    profiler = Profiler(collectors, engine=f"syncfree engine ({builder})", kind="demo")
     engine = Engine(config, device=device, profiler=profiler)
     with profiler:
         serve(engine, steps, progress)

@@ -10,6 +10,7 @@ from syncfree.backends.engine.engine import _in_order
 from syncfree.backends.engine.request import Request, Row
 from syncfree.backends.engine.staging import Staging
 from syncfree.planner import Limits
+from syncfree.profiler import simulated_device
 
 BLOCK = 4
 SEGMENT_FIELDS = ("max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table")
@@ -96,3 +97,33 @@ def test_staging_keeps_shapes_values_and_alignment():
             assert torch.equal(views[name], torch.from_numpy(array))
             assert views[name].storage_offset() % 4 == 0
         assert views["empty"].shape == (0,)
+
+
+class UnfinishedCopy:
+    """An event of a copy that is still on its way until somebody waits for it."""
+
+    def __init__(self):
+        self.waited = 0
+
+    def query(self):
+        return self.waited > 0
+
+    def synchronize(self):
+        self.waited += 1
+
+    def record(self):
+        pass
+
+
+def test_a_host_block_is_not_overwritten_while_its_copy_is_on_its_way():
+    with simulated_device() as device:
+        staging = Staging(device, 64, slots=2)
+        fields = {"a": np.arange(8, dtype=np.int32)}
+        staging.upload(fields)
+        staging.upload(fields)
+        event = staging._copied[0] = UnfinishedCopy()
+        views = staging.upload({"a": np.arange(8, 16, dtype=np.int32)})
+        assert event.waited == staging.forced_waits == 1
+        assert views["a"].tolist() == list(range(8, 16))
+        staging.upload(fields)
+        assert staging.forced_waits == 1
