@@ -12,9 +12,10 @@ from types import FrameType
 
 from .calls import Frame
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+# As imported and as it lies: frames name the first, and a checkout may be imported through a link.
+_PACKAGES = dict.fromkeys((Path(__file__).absolute().parent.parent, Path(__file__).resolve().parent.parent))
 # backends/ stays visible: the embedded engine's own syncs are what its profile is about.
-OWN = tuple(f"{_PACKAGE / part}/" for part in ("profiler", "planner"))
+OWN = tuple(f"{package / part}/" for package in _PACKAGES for part in ("profiler", "planner"))
 STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
 _TORCH_PARTS = ("/torch/", "/site-packages/torch/", "/dist-packages/torch/")
 MAX_DEPTH = 48
