@@ -189,8 +189,7 @@ def _decode_field(name: str, source: Any, extra: int | None = 0, launches: int =
     """A per-row vector of the decode segment with `extra` elements more; `extra` None: a length the engine knows."""
 
     def shape(step: Step) -> tuple[int | None, ...]:
-        start, stop = step["decode"].rows
-        return (None if extra is None else stop - start + extra,)
+        return (None if extra is None else step.once(decode.decode_rows).rows + extra,)
 
     return Field(f"decode.{name}", source, shape=shape, launches=launches, unread=unread)
 
@@ -215,7 +214,7 @@ DECODE_FIELDS = (
         "decode.uni_seqlen_qo",
         "host",
         "int",
-        decode.uni_seqlen_qo,
+        lambda step: step.once(decode.decode_rows).uni_seqlen_qo,
         unread="nothing plans a schedule on this route",
     ),
     Field(
@@ -349,13 +348,6 @@ def _refused_block(step: Step) -> str:
     )
 
 
-def _undefined_block(step: Step) -> str:
-    return (
-        f"rows of different query length with {decode.launched_heads(step)} heads: aiter's planner folds heads or "
-        "tiles queries there and reads out of bounds; launch padding rows with their tokens"
-    )
-
-
 def _decode_routes(tail: tuple[Kernel, ...], when: Any) -> tuple[Route, ...]:
     """The assembly kernels' routes; one route for every reason to leave the schedule out."""
 
@@ -368,7 +360,6 @@ def _decode_routes(tail: tuple[Kernel, ...], when: Any) -> tuple[Route, ...]:
         split(decode.is_unscheduled),
         split(decode.lacks_persistent_kernel),
         split(decode.is_gated),
-        Route("decode", when=lambda step: when(step) and decode.is_undefined(step), refuse=_undefined_block),
         Route("decode", (kernels.SCHEDULER, kernels.PERSISTENT, *tail), when, kernels.BUILD_DECODE),
     )
 

@@ -56,8 +56,9 @@ class DecodeRows(NamedTuple):
     """What a launch sees of the decode segment."""
 
     max_qo_len: int
-    uniform: bool  # every launched row, padding rows included, has max_qo_len tokens
-    launched: int  # rows, graph padding included
+    uni_seqlen_qo: int  # tokens of every launched row, -1 where they differ
+    rows: int  # rows of the indptrs
+    launched: int  # rows of a full graph that replays this batch
 
 
 def _padded_query_len(query_lens: Int32Array, longest: int, tokens: int) -> int:
@@ -77,44 +78,41 @@ def _padded_query_len(query_lens: Int32Array, longest: int, tokens: int) -> int:
 
 
 def decode_rows(step: Step) -> DecodeRows:
-    """Query length and rows of the decode launch."""
+    """Query length and rows of the decode launch.
+
+    Rows of different length are padding beside rows of one length. Upstream asks aiter to read the lengths then, also
+    where aiter's result is undefined (folded heads, tiled queries). There the padding rows count as rows of that length
+    if their tokens are launched, and are left out if not.
+    """
     segment = step["decode"]
     query_lens = step.batch.query_lens[step.rows("decode")]
     rows, tokens = query_lens.size, segment.tokens[1] - segment.tokens[0]
     longest = int(query_lens.max())
     padded = _padded_query_len(query_lens, longest, tokens) if step.environment.release >= (0, 32) else 0
     if padded:
-        return DecodeRows(padded, True, rows)
-    uniform = bool((query_lens == longest).all()) or (longest == 1 and tokens == rows)
+        return DecodeRows(padded, padded, rows, rows)
+    if bool((query_lens != longest).any()):
+        if _reads_query_lens(step, longest):
+            return DecodeRows(longest, -1, rows, rows)
+        if tokens < rows * longest:
+            rows = int(np.count_nonzero(query_lens))
+        return DecodeRows(longest, longest, rows, rows)
     launched = rows
-    if step.environment.full_graphs and "prefill" not in step and uniform and longest and tokens > rows * longest:
-        # A graph is captured with as many rows as its tokens make, though the batch names the live rows only.
-        launched = tokens // longest
-    return DecodeRows(longest, uniform, launched)
+    if step.environment.full_graphs and "prefill" not in step and longest:
+        # A graph is captured with as many rows as its tokens make, though the batch may name the live rows only.
+        launched = max(rows, tokens // longest)
+    return DecodeRows(longest, longest, rows, launched)
 
 
-def uni_seqlen_qo(step: Step) -> int:
-    """Query length that the schedule counts on, -1 to read every row's.
-
-    Padding rows make upstream pass -1 also where aiter's result is then undefined (folded heads, tiled queries): such
-    rows are launched tokens like any other, and planned as such.
-    """
-    rows = step.once(decode_rows)
-    lens = step.batch.query_lens[step.rows("decode")]
-    if bool((lens == rows.max_qo_len).all()) or (rows.uniform and rows.max_qo_len > 1):
-        return rows.max_qo_len
-    return rows.max_qo_len if rows.uniform and not _reads_query_lens(step) else -1
-
-
-def _reads_query_lens(step: Step) -> bool:
+def _reads_query_lens(step: Step, longest: int) -> bool:
     """Whether aiter's planner is defined for rows of different query length."""
     environment = step.environment
     return schedules.reads_query_lens(
-        num_heads=launched_heads(step),
+        num_heads=padded_heads(gathered_heads(environment, step.limits)),
         gfx=environment.gfx,
         q_dtype=query_dtype(environment),
         kv_dtype=environment.kv_dtype,
-        max_seqlen_qo=max(1, step.once(decode_rows).max_qo_len),
+        max_seqlen_qo=longest,
     )
 
 
@@ -184,11 +182,6 @@ def is_unscheduled(step: Step) -> bool:
     longest = step.once(decode_rows).max_qo_len
     most = 1 if step.environment.release == (0, 26) else step.batch.decode_threshold
     return not 1 <= longest <= most
-
-
-def is_undefined(step: Step) -> bool:
-    """Rows of different query length where aiter's planner would read out of bounds."""
-    return uni_seqlen_qo(step) < 0 and not _reads_query_lens(step)
 
 
 def work_shapes(step: Step) -> dict[str, tuple[int, ...]]:

@@ -40,7 +40,7 @@ class FieldPlan(msgspec.Struct, frozen=True, eq=False):
             other.dtype,
             other.shape,
             other.consumer,
-        ) and bool(np.array_equal(self.value, other.value))
+        ) and _same(self.value, other.value)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -52,6 +52,11 @@ class FieldPlan(msgspec.Struct, frozen=True, eq=False):
         if self.source == "host" or any(extent is None for extent in self.shape):
             return 0
         return math.prod(extent for extent in self.shape if extent is not None) * ITEMSIZE[self.dtype]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Lists may be ragged, which NumPy does not compare."""
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else type(a) is type(b) and bool(a == b)
 
 
 class SegmentPlan(msgspec.Struct, frozen=True):
