@@ -1,6 +1,7 @@
 """Both builders describe the same step; the planned one leaves out what nobody reads."""
 
 import random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -59,19 +60,33 @@ def test_a_slot_is_where_the_block_table_puts_the_position():
 
 
 @pytest.mark.parametrize(
-    ("computed", "query_len", "name", "present"),
+    ("computed", "query_len", "name", "present", "uploaded"),
     [
-        (9, 1, "decode", {"max_seq_len", "seq_lens", "block_table"}),
-        (0, 6, "prefill", {"max_query_len", "query_start_loc"}),
-        (8, 6, "extend", set(SEGMENT_FIELDS)),
+        (9, 1, "decode", {"max_seq_len", "seq_lens", "block_table"}, {"decode.seq_lens", "block_table"}),
+        (0, 6, "prefill", {"max_query_len", "query_start_loc"}, {"prefill.query_start_loc"}),
+        (
+            8,
+            6,
+            "extend",
+            set(SEGMENT_FIELDS),
+            {"extend.query_start_loc", "extend.seq_lens", "block_table"},
+        ),
     ],
 )
-def test_planned_leaves_out_what_no_kernel_of_the_segment_reads(computed, query_len, name, present):
+def test_planned_leaves_out_what_no_kernel_of_the_segment_reads(computed, query_len, name, present, uploaded):
     total = computed + query_len
     request = Request(request_id=0, tokens=[1] * total, prompt_len=total, max_tokens=1, computed=computed)
     request.blocks = list(range(-(-total // BLOCK)))
     rows, batch = _in_order([Row(request, query_len)])
-    (segment,) = planned_builder().build(rows, batch).segments
+    builder = planned_builder()
+    with patch.object(builder.staging, "upload", wraps=builder.staging.upload) as upload:
+        (segment,) = builder.build(rows, batch).segments
+    assert set(upload.call_args.args[0]) == uploaded | {
+        "input_ids",
+        "sample_tokens",
+        "slot_mapping",
+        "common.positions",
+    }
     assert segment.name == name
     assert {field for field in SEGMENT_FIELDS if getattr(segment, field) is not None} == present
 
