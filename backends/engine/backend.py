@@ -6,15 +6,13 @@ import numpy as np
 
 from ...planner.backend import Backend, Field, Kernel, Maker, Route, Step
 from ...planner.lengths import Int32Array
-from ...planner.rows import token_to_row
 
 
 def positions(step: Step) -> Int32Array:
     """(tokens,) int32: where in its sequence each token stands."""
     batch = step.batch
-    token = token_to_row(batch.query_lens)
-    found: Int32Array = (batch.computed_lens - batch.query_start_loc[:-1])[token]
-    found += np.arange(found.size, dtype=np.int32)
+    before = batch.computed_lens - batch.query_start_loc[:-1]
+    found: Int32Array = np.repeat(before, batch.query_lens) + np.arange(batch.query_start_loc[-1], dtype=np.int32)
     return found
 
 

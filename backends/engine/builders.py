@@ -11,7 +11,6 @@ import torch
 from ...planner import BadInput, Batch, Limits, MetadataPlan, Planner
 from ...planner.lengths import Int32Array
 from ...planner.plan import SegmentPlan
-from ...planner.rows import token_to_row
 from .backend import BACKEND
 from .metadata import Segment, StepMetadata
 from .request import Row
@@ -123,7 +122,8 @@ class PlannedBuilder:
         )
 
     def _slots(self, table: Int32Array, positions: Int32Array, batch: Batch) -> Int32Array:
-        blocks = table[token_to_row(batch.query_lens), positions // self.block_size]
+        row_of_token = np.repeat(np.arange(len(batch)), batch.query_lens)
+        blocks = table[row_of_token, positions // self.block_size]
         slots: Int32Array = blocks * self.block_size + positions % self.block_size
         return slots
 
