@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..planner import rows as passes
 from ..planner.backend import Backend, Field, Kernel, LengthUse, Maker, Route, Shape, Source, Step
 from ..planner.environment import Environment, Limits
 from ..planner.errors import BadInput
 from ..planner.lengths import INT32_MAX, Int32Array
-from ..planner.rows import token_to_row
 
 CONTEXT_TOKENS = 32 * 1024  # tokens of context gathered at once, upstream's _CP_TOKENS_PER_ITER_ROCM
 
@@ -42,16 +42,13 @@ def context_chunks(step: Step) -> ContextChunks:
     share = CONTEXT_TOKENS // extends
     count = -(-int(np.maximum.reduce(context)) // share)
     starts = np.empty((count, extends), dtype=np.int32)
-    starts[:] = np.arange(0, count * share, share, dtype=np.int32)[:, None]
-    lengths = context - starts
-    np.minimum(lengths, share, out=lengths)
-    np.maximum(lengths, 0, out=lengths)
-    cu_seq_lens = np.zeros((count, extends + 1), dtype=np.int32)
-    np.add.accumulate(lengths, axis=1, out=cu_seq_lens[:, 1:])
+    cu_seq_lens = np.empty((count, extends + 1), dtype=np.int32)
+    longest = np.empty(count, dtype=np.int32)
+    passes.active.even_chunks(context, share, starts, cu_seq_lens, longest)
     totals = cu_seq_lens[:, -1].tolist()
     # upstream compares [chunks, extends, tokens] element by element for this
-    token_to_batch = token_to_row(lengths, max(totals, default=0))
-    return ContextChunks(cu_seq_lens, starts, token_to_batch, np.maximum.reduce(lengths, axis=1).tolist(), totals)
+    token_to_batch = passes.token_to_row(cu_seq_lens, max(totals, default=0))
+    return ContextChunks(cu_seq_lens, starts, token_to_batch, longest.tolist(), totals)
 
 
 class Windows(NamedTuple):
@@ -77,7 +74,7 @@ def windows(step: Step) -> Windows:
     lengths = visible.astype(np.int32)
     cu_seqlens = np.zeros(lengths.size + 1, dtype=np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
-    return Windows(cu_seqlens, seq - lengths, token_to_row(lengths, total), int(lengths.max()), total)
+    return Windows(cu_seqlens, seq - lengths, passes.token_to_row(cu_seqlens, total), int(lengths.max()), total)
 
 
 def _query_start_loc(segment: str) -> Maker:
@@ -113,7 +110,8 @@ def _shared_query_start_loc(step: Step) -> Int32Array:
 
 
 def _shared_token_to_batch(step: Step) -> Int32Array:
-    return token_to_row(step.batch.query_lens[_new_rows(step)])
+    starts = _shared_query_start_loc(step)
+    return passes.token_to_row(starts, int(starts[-1]))
 
 
 def _shared_seq_starts(step: Step) -> Int32Array:

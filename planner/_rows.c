@@ -1,16 +1,15 @@
-/* The per-row passes of rows.py in C; _rows_twin.py is the same in NumPy, and one set of tests runs both.
- *
- * Arrays come as C-contiguous int32 or bytes through the buffer protocol, so that no NumPy headers are needed to build.
- * A row of a step costs one pass here; the same in NumPy costs about 25 calls, which is what a small batch is made of.
- */
+/* The per-row passes of rows.py in C; _rows_twin.py is the same in NumPy, and one set of tests runs both.  Arrays come
+ * as C-contiguous int32 or bytes through the buffer protocol, so that no NumPy headers are needed to build. A row of a
+ * step costs one pass here; the same in NumPy costs about 25 calls, which is what a small batch is made of. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { HAS_CONTEXT = 1, LONG = 2, DONE = 4, WHOLE = 8, IS_PADDING = 16 };
 enum { PADDING, DECODE, CAUSAL, EXTEND, CHUNKED };
 enum { GUESSED = 32, CERTAIN_CHUNK = 64, DISORDERED = 128 };
-enum { HAS_UNKNOWN = 1, FLAG_DIFFERS = 2 };
+enum { HAS_UNKNOWN = 1, FLAG_DIFFERS = 2, REPEATED = 4 };
 #define MISALIGNED (-1)
 #define UNKNOWN_SLOT 0
 
@@ -82,8 +81,8 @@ static int key_error(PyObject *key) {
 }
 
 /* read_rows(rows, scheduled, ids, computed, out): `ids` and `computed` are lists in row order, or `ids` is None and
- * `computed` a dict by request. out[3, rows]: query, sequence and computed lengths. The sum of the query lengths; -1 if
- * the lists are in another order; -2 - i if the counts of row i are not plausible. */
+ * `computed` a dict by request. out[3, rows]: query, sequence and computed lengths. The sum of the query lengths; -1
+ * if the lists are in another order; -2 - i if the counts of row i are not plausible. */
 static PyObject *read_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (expect_arguments("read_rows", nargs, 5) < 0)
         return NULL;
@@ -125,7 +124,8 @@ static PyObject *read_rows(PyObject *self, PyObject *const *args, Py_ssize_t nar
 }
 
 /* gather(rows, slots, table, out): out[3, rows] = table[3, capacity] at each request's slot (slot 0 if it has none).
- * Bits: a row has an unknown prefill length; the flag length of a row differs from its prefill length. */
+ * Bits: a row has an unknown prefill length; the flag length of a row differs from its prefill length; two rows have
+ * one slot. */
 static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (expect_arguments("gather", nargs, 4) < 0)
         return NULL;
@@ -145,6 +145,11 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     const int32_t *table = vectors[0].data;
     int32_t *out = vectors[1].data;
     int failed = vectors[1].count < 3 * count ? size_error("gather") : 0, bits = 0;
+    uint8_t *seen = failed ? NULL : PyMem_Calloc(capacity > 0 ? capacity : 1, 1);
+    if (!failed && seen == NULL) {
+        PyErr_NoMemory();
+        failed = -1;
+    }
     for (Py_ssize_t i = 0; i < count && !failed; i++) {
         PyObject *found = PyDict_GetItemWithError(slots, PyList_GET_ITEM(rows, i));
         if (found == NULL && PyErr_Occurred()) {
@@ -156,11 +161,14 @@ static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
             failed = size_error("gather");
             break;
         }
+        bits |= seen[slot] ? REPEATED : 0;
+        seen[slot] = 1;
         for (int part = 0; part < 3; part++)
             out[part * count + i] = table[part * capacity + slot];
         bits |= out[i] < 0 ? HAS_UNKNOWN : 0;
         bits |= out[i] != out[2 * count + i] ? FLAG_DIFFERS : 0;
     }
+    PyMem_Free(seen);
     vectors_close(vectors, 2);
     return failed ? NULL : PyLong_FromLong(bits);
 }
@@ -183,24 +191,20 @@ static const uint8_t REGION_OF[32] = {
     3, 1, 3, 2, 3, 0, 3, 2, 3, 1, 3, 2, 3, 0, 3, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4,
 };
 
-/* Which arrays are there is known where this is inlined: a plain batch costs two comparisons and two look-ups a row. */
-static inline __attribute__((always_inline)) int describe_each(const Rows *r, Py_ssize_t count, int prefills,
-                                                               int admitted) {
+/* Any mix of what is known. */
+static int describe_each(const Rows *r, Py_ssize_t count) {
     int summary = 0, last = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         int32_t query = r->query[i], computed = r->computed[i];
         int bits = (computed != 0) * HAS_CONTEXT | (query > r->threshold) * LONG | (query == 0) * IS_PADDING;
-        int done = 1, flag = 0, guessed = 1;
-        if (admitted) {
-            int64_t prefill = prefills ? r->prefill[i] : -1, cached = r->cached ? r->cached[i] : -1;
-            flag = r->flags ? r->flags[i] : 0;
-            done = prefill >= 0 ? computed >= prefill : !flag;
-            int reaches = prefill >= 0 && (int64_t)query + computed >= prefill;
-            guessed = prefill < 0 || (!done && reaches && cached < 0);
-            bits |= (reaches && computed == cached) * WHOLE;
-            if (!r->flags)
-                flag = r->flag_lens ? computed < r->flag_lens[i] : !done;
-        }
+        int64_t prefill = r->prefill ? r->prefill[i] : -1, cached = r->cached ? r->cached[i] : -1;
+        int flag = r->flags ? r->flags[i] : 0;
+        int done = prefill >= 0 ? computed >= prefill : !flag;
+        int reaches = prefill >= 0 && (int64_t)query + computed >= prefill;
+        int guessed = prefill < 0 || (!done && reaches && cached < 0);
+        bits |= (reaches && computed == cached) * WHOLE;
+        if (!r->flags)
+            flag = r->flag_lens ? computed < r->flag_lens[i] : !done;
         int kind = KIND_OF[bits | done * DONE], region = REGION_OF[bits | (!flag) * DONE];
         r->codes[i] = (uint8_t)kind;
         r->regions[i] = (uint8_t)region;
@@ -211,14 +215,54 @@ static inline __attribute__((always_inline)) int describe_each(const Rows *r, Py
     return summary;
 }
 
-static int describe_rows(const Rows *r, Py_ssize_t count) {
-    if (!r->prefill && !r->flags && !r->flag_lens)
-        return describe_each(r, count, 0, 0);
-    return r->prefill ? describe_each(r, count, 1, 1) : describe_each(r, count, 0, 1);
+/* The two usual cases in arithmetic instead of look-ups, so that the compiler makes vector code of them: lengths at
+ * admission are all there (from a scheduler), or none is (plain lengths, or flags from a metadata). Masks are 0 or -1. */
+static inline __attribute__((always_inline)) int describe_usual(const Rows *r, Py_ssize_t count, int admitted,
+                                                                int flagged) {
+    const int32_t *restrict query = r->query, *restrict computed = r->computed, *restrict prefill = r->prefill;
+    const int32_t *restrict cached = r->cached, *restrict flag_lens = r->flag_lens ? r->flag_lens : r->prefill;
+    const uint8_t *restrict flags = r->flags;
+    uint8_t *restrict codes = r->codes, *restrict regions = r->regions;
+    int32_t threshold = (int32_t)r->threshold, guesses = 0, certain = 0, disorder = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int32_t is_long = query[i] > threshold ? 2 : 0, fresh = computed[i] == 0 ? -1 : 0, real = query[i] ? -1 : 0;
+        int32_t pending = 0, prefilling = 0, unfinished = CHUNKED, guess = -1;
+        if (admitted) {
+            pending = computed[i] < prefill[i] ? -1 : 0;
+            prefilling = computed[i] < flag_lens[i] ? -1 : 0;
+            int32_t reaches = query[i] + computed[i] >= prefill[i] ? -1 : 0, hit = computed[i] == cached[i] ? -1 : 0;
+            unfinished = CHUNKED + (reaches & hit); /* CHUNKED - 1 is EXTEND */
+            guess = (prefill[i] < 0 ? -1 : 0) | (pending & reaches & (cached[i] < 0 ? -1 : 0));
+        } else if (flagged) {
+            pending = prefilling = flags[i] ? -1 : 0;
+        }
+        int32_t kind = ((DECODE + is_long) & ~pending) | (unfinished & pending);
+        kind = ((kind & ~fresh) | (CAUSAL & fresh)) & real;
+        int32_t region = is_long ? is_long : 1 & prefilling;
+        region = (((region & ~fresh) | (3 & fresh)) & real) | (4 & ~real);
+        guesses |= guess & (kind >= EXTEND ? -1 : 0);
+        certain |= ~guess & (kind == CHUNKED ? -1 : 0);
+        codes[i] = (uint8_t)kind;
+        regions[i] = (uint8_t)region;
+    }
+    int summary = (guesses ? GUESSED : 0) | (certain ? CERTAIN_CHUNK : 0);
+    for (int kind = PADDING; kind <= CHUNKED; kind++)
+        summary |= count && memchr(codes, kind, (size_t)count) ? 1 << kind : 0;
+    for (Py_ssize_t i = 1; i < count; i++)
+        disorder |= regions[i] < regions[i - 1];
+    return summary | (disorder ? DISORDERED : 0);
 }
 
-/* describe(query, computed, prefill|None, cached|None, flag_lens|None, flags|None, threshold, codes, regions): writes the
- * kind and the region of every row. Bits: 1 << kind of each kind present; guesses; disorder. */
+static int describe_rows(const Rows *r, Py_ssize_t count) {
+    if (r->threshold <= INT32_MAX && r->prefill && r->cached && !r->flags)
+        return describe_usual(r, count, 1, 0);
+    if (r->threshold <= INT32_MAX && !r->prefill && !r->flag_lens)
+        return r->flags ? describe_usual(r, count, 0, 1) : describe_usual(r, count, 0, 0);
+    return describe_each(r, count);
+}
+
+/* describe(query, computed, prefill|None, cached|None, flag_lens|None, flags|None, threshold, codes, regions): writes
+ * the kind and the region of every row. Bits: 1 << kind of each kind present; guesses; disorder. */
 static PyObject *describe(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     static const struct {
         Py_ssize_t width;
@@ -327,8 +371,78 @@ static PyObject *cut_two(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     return failed ? NULL : Py_BuildValue("(nL)", row, (long long)tokens);
 }
 
-/* spread(lengths, rows, width, out): `lengths` is [chunks, rows], `out` [chunks, width]: the row that each token of a
- * chunk belongs to, `rows` behind the chunk's last token. */
+/* unpack(starts, seq_lens, out): out[3, rows] query, sequence and computed lengths from query starts and sequence
+ * lengths. The last start, or -2 - i where row i's sequence is shorter than its query or a length is negative. */
+static PyObject *unpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (expect_arguments("unpack", nargs, 3) < 0)
+        return NULL;
+    Vector v[3];
+    for (int i = 0; i < 3; i++) {
+        if (vector_open(args[i], sizeof(int32_t), i == 2, &v[i]) < 0) {
+            vectors_close(v, i);
+            return NULL;
+        }
+    }
+    const int32_t *starts = v[0].data, *seq = v[1].data;
+    int32_t *out = v[2].data;
+    Py_ssize_t count = v[1].count;
+    int failed = v[0].count != count + 1 || v[2].count != 3 * count ? size_error("unpack") : 0;
+    int64_t result = failed ? 0 : starts[count] - (int64_t)starts[0];
+    for (Py_ssize_t i = 0; i < count && !failed; i++) {
+        int64_t query = (int64_t)starts[i + 1] - starts[i];
+        if (query < 0 || query > INT32_MAX || seq[i] < query) {
+            result = -2 - (int64_t)i;
+            break;
+        }
+        out[i] = (int32_t)query;
+        out[count + i] = seq[i];
+        out[2 * count + i] = seq[i] - (int32_t)query;
+    }
+    vectors_close(v, 3);
+    return failed ? NULL : PyLong_FromLongLong(result);
+}
+
+/* even_chunks(context, share, starts, ends, longest): `share` tokens of every row in each chunk. starts[chunks, rows]:
+ * first token of the chunk; ends[chunks, rows + 1]: running sums of the chunk's lengths, from 0; longest[chunks]. */
+static PyObject *even_chunks(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (expect_arguments("even_chunks", nargs, 5) < 0)
+        return NULL;
+    long long share = PyLong_AsLongLong(args[1]);
+    if (share == -1 && PyErr_Occurred())
+        return NULL;
+    PyObject *arrays[4] = {args[0], args[2], args[3], args[4]};
+    Vector v[4];
+    for (int i = 0; i < 4; i++) {
+        if (vector_open(arrays[i], sizeof(int32_t), i > 0, &v[i]) < 0) {
+            vectors_close(v, i);
+            return NULL;
+        }
+    }
+    const int32_t *context = v[0].data;
+    int32_t *starts = v[1].data, *ends = v[2].data, *longest = v[3].data;
+    Py_ssize_t rows = v[0].count, chunks = v[3].count;
+    int failed = v[1].count != chunks * rows || v[2].count != chunks * (rows + 1) ? size_error("even_chunks") : 0;
+    for (Py_ssize_t chunk = 0; chunk < chunks && !failed; chunk++) {
+        int64_t start = chunk * share, end = 0, most = 0;
+        *ends++ = 0;
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            int64_t length = context[row] - start;
+            length = length < 0 ? 0 : length > share ? share : length;
+            most = length > most ? length : most;
+            end += length;
+            *starts++ = (int32_t)start;
+            *ends++ = (int32_t)end;
+        }
+        longest[chunk] = (int32_t)most;
+    }
+    vectors_close(v, 4);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* spread(ends, rows, width, out): `ends` is [chunks, rows + 1], running sums from 0, `out` [chunks, width]: the row
+ * that each token of a chunk belongs to, `rows` behind the chunk's last token. */
 static PyObject *spread(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (expect_arguments("spread", nargs, 4) < 0)
         return NULL;
@@ -342,26 +456,24 @@ static PyObject *spread(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         vectors_close(v, 1);
         return NULL;
     }
-    const int32_t *lengths = v[0].data;
+    const int32_t *ends = v[0].data;
     int32_t *out = v[1].data;
-    int failed = rows < 1 || width < 0 || v[0].count % rows || v[1].count != v[0].count / rows * width;
-    for (Py_ssize_t chunk = 0; !failed && chunk < v[0].count / rows; chunk++) {
+    int failed = rows < 0 || width < 0 || v[0].count % (rows + 1) || v[1].count != v[0].count / (rows + 1) * width;
+    Py_ssize_t chunks = failed ? 0 : v[0].count / (rows + 1);
+    for (Py_ssize_t chunk = 0; chunk < chunks && !failed; chunk++, ends += rows + 1, out += width) {
         Py_ssize_t token = 0;
-        for (Py_ssize_t row = 0; row < rows; row++) {
-            Py_ssize_t stop = token + lengths[chunk * rows + row];
-            if (stop < token || stop > width) {
-                failed = 1;
-                break;
-            }
-            for (; token < stop; token++)
-                out[chunk * width + token] = (int32_t)row;
+        for (Py_ssize_t row = 0; row < rows && !failed; row++) {
+            Py_ssize_t stop = ends[row + 1];
+            failed = stop < token || stop > width;
+            for (; !failed && token < stop; token++)
+                out[token] = (int32_t)row;
         }
         for (; token < width; token++)
-            out[chunk * width + token] = (int32_t)rows;
+            out[token] = (int32_t)rows;
     }
     vectors_close(v, 2);
     if (failed) {
-        PyErr_SetString(PyExc_ValueError, "spread: lengths do not fit the output");
+        PyErr_SetString(PyExc_ValueError, "spread: running sums do not fit the output");
         return NULL;
     }
     Py_RETURN_NONE;
@@ -373,6 +485,8 @@ static PyMethodDef methods[] = {
     {"describe", (PyCFunction)(void (*)(void))describe, METH_FASTCALL, "Kind and region of every row."},
     {"cut_three", (PyCFunction)(void (*)(void))cut_three, METH_FASTCALL, "Boundaries of decode, extend, prefill."},
     {"cut_two", (PyCFunction)(void (*)(void))cut_two, METH_FASTCALL, "Boundary of decode and prefill."},
+    {"unpack", (PyCFunction)(void (*)(void))unpack, METH_FASTCALL, "Lengths of a metadata's rows."},
+    {"even_chunks", (PyCFunction)(void (*)(void))even_chunks, METH_FASTCALL, "Contexts in chunks of equal shares."},
     {"spread", (PyCFunction)(void (*)(void))spread, METH_FASTCALL, "The row of every token."},
     {NULL, NULL, 0, NULL},
 };

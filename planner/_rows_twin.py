@@ -75,13 +75,15 @@ def _pick(mapping: dict[str, int], rows: list[str]) -> Iterable[int]:
 
 
 def gather(rows: list[str], slots: dict[str, int], table: Int32Array, out: Int32Array, /) -> int:
-    """`out[3, rows] = table[3, capacity]` at each request's slot, 0 if it has none. Bits: unknown 1, flag differs 2."""
+    """`out[3, rows] = table[3, capacity]` at each request's slot, else 0. Bits: unknown 1, flag differs 2, twice 4."""
     try:
         picked = _pick(slots, rows)
     except KeyError:
         picked = [slots.get(row, 0) for row in rows]
-    out[:] = table[:, np.fromiter(picked, np.intp, len(rows))]
-    return int((out[0] < 0).any()) | (2 if (out[0] != out[2]).any() else 0)
+    index = np.fromiter(picked, np.intp, len(rows))
+    out[:] = table[:, index]
+    bits = int((out[0] < 0).any()) | (2 if (out[0] != out[2]).any() else 0)
+    return bits | (4 if index.size and np.bincount(index).max() > 1 else 0)
 
 
 def describe(
@@ -178,13 +180,33 @@ def cut_two(
     return row, int(query[:row].sum(dtype=np.int64))
 
 
-def spread(lengths: Int32Array, rows: int, width: int, out: Int32Array, /) -> None:
+def unpack(starts: Int32Array, seq_lens: Int32Array, out: Int32Array, /) -> int:
+    """`out[3, rows]`: query, sequence, computed lengths. Returns the sum of queries, or -2 - i for a bad row i."""
+    if starts.size != seq_lens.size + 1 or out.size != 3 * seq_lens.size:
+        raise ValueError("unpack: arrays of different sizes")
+    query = starts[1:].astype(np.int64) - starts[:-1]
+    wrong = (query < 0) | (query > INT32_MAX) | (seq_lens < query)
+    if wrong.any():
+        return -2 - int(wrong.argmax())
+    out[0], out[1], out[2] = query, seq_lens, seq_lens - query
+    return int(starts[-1]) - int(starts[0])
+
+
+def even_chunks(context: Int32Array, share: int, starts: Int32Array, ends: Int32Array, longest: Int32Array, /) -> None:
+    """`share` tokens of every row in each chunk: first token, running sums from 0, longest row (see `_rows.c`)."""
+    starts[:] = (np.arange(longest.size, dtype=np.int64) * share)[:, None]
+    lengths = np.clip(context.astype(np.int64) - starts, 0, share)
+    ends[:, :1] = 0
+    np.cumsum(lengths, axis=1, out=ends[:, 1:])
+    longest[:] = lengths.max(axis=1, initial=0)
+
+
+def spread(ends: Int32Array, rows: int, width: int, out: Int32Array, /) -> None:
     """`out[chunks, width]`: the row each token of a chunk belongs to, `rows` behind the last token."""
-    table = lengths.reshape(-1, rows)
-    rest = width - table.sum(axis=1, keepdims=True)
-    if rows < 1 or out.size != table.shape[0] * width or (table < 0).any() or (rest < 0).any():
-        raise ValueError("spread: lengths do not fit the output")
-    runs = np.hstack([table, rest])
+    table = ends.reshape(-1, rows + 1)
+    runs = np.diff(table, axis=1, prepend=0, append=width)[:, 1:]
+    if out.size != table.shape[0] * width or (runs < 0).any() or (table[:, 0] != 0).any():
+        raise ValueError("spread: running sums do not fit the output")
     owners = np.broadcast_to(np.arange(rows + 1, dtype=np.int32), runs.shape)
     out.reshape(-1)[:] = np.repeat(owners.ravel(), runs.ravel())
 

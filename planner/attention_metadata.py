@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from . import rows as passes
 from .errors import BadInput
 from .lengths import Int32Array, read_count
 
@@ -25,25 +26,24 @@ def read_metadata(
     """See `Batch.from_vllm_metadata`."""
     rows = int(common.num_reqs)
     starts = _host_array("query_start_loc_cpu", common.query_start_loc_cpu, rows + 1)
-    query: Int32Array = (starts[1:] - starts[:-1]).astype(np.int32, copy=False)
-    # the runner reuses this buffer for the next step: copy
-    seq: Int32Array = np.array(
-        _host_array("seq_lens_cpu_upper_bound", common.seq_lens_cpu_upper_bound, rows), dtype=np.int32
-    )
-    computed = seq - query
-    if rows and np.bitwise_or.reduce(query | computed) < 0:
-        index = int(((query | computed) < 0).argmax())
+    bounds = _host_array("seq_lens_cpu_upper_bound", common.seq_lens_cpu_upper_bound, rows)
+    block = np.empty((3, rows), dtype=np.int32)  # the runner reuses its buffers for the next step
+    total = passes.active.unpack(_int32(starts), _int32(bounds), block)
+    if total < 0:
+        row = -2 - total
         raise BadInput(
-            f"seq_lens_cpu_upper_bound[{index}]: expected >= the query length {query[index]} >= 0, got {seq[index]}"
+            f"seq_lens_cpu_upper_bound[{row}]: expected >= the query length >= 0, "
+            f"got {bounds[row]} for a query of {int(starts[row + 1]) - int(starts[row])}"
         )
+    query, seq, computed = block
     flags = common.is_prefilling
     prefilling = None if flags is None else np.array(_host_array("is_prefilling", flags, rows), dtype=np.bool_)
     drafts = decode_threshold - 1 if drafts_in_flight is None else read_count("drafts_in_flight", drafts_in_flight, 0)
-    tokens, total = int(common.num_actual_tokens), int(starts[-1]) if rows else 0
+    tokens = int(common.num_actual_tokens)
     if tokens < total:
         raise BadInput(f"num_actual_tokens: expected >= query_start_loc_cpu[{rows}] = {total}, got {tokens}")
     causal = getattr(common, "causal", True)
-    longest = int(seq.max()) if rows else 0
+    longest = int(np.maximum.reduce(seq)) if rows else 0
     return batch_type(
         query,
         seq,
@@ -84,4 +84,8 @@ def _host_array(name: str, tensor: Any, size: int) -> npt.NDArray[Any]:
     array: npt.NDArray[Any] = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
     if array.ndim != 1 or array.size < size:
         raise BadInput(f"{name}: expected at least {size} elements for num_reqs, got shape {list(array.shape)}")
-    return array[:size]
+    return array if array.size == size else array[:size]
+
+
+def _int32(array: npt.NDArray[Any]) -> Int32Array:
+    return np.ascontiguousarray(array, dtype=np.int32)

@@ -34,8 +34,8 @@ class Batch:
     __slots__ = (
         "_is_prefilling",
         "_longest_seq",
-        "_max_seq_len",
         "_max_query_len",
+        "_max_seq_len",
         "_query_start_loc",
         "cached_lens",
         "causal",

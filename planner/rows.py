@@ -14,12 +14,12 @@ from .lengths import BoolArray, Int32Array, UInt8Array
 
 PADDING, DECODE, CAUSAL, EXTEND, CHUNKED = range(5)  # ordered: the largest one present names the batch class
 GUESSED, CERTAIN_CHUNK, DISORDERED = 32, 64, 128
-HAS_UNKNOWN, FLAG_DIFFERS = 1, 2
+HAS_UNKNOWN, FLAG_DIFFERS, REPEATED = 1, 2, 4
 MISALIGNED = -1
 
 
 class RowPasses(Protocol):
-    """The six passes."""
+    """The passes, each over all rows once."""
 
     def read_rows(
         self, rows: list[str], scheduled: dict[str, int], ids: list[str] | None, computed: Any, out: Int32Array, /
@@ -27,7 +27,7 @@ class RowPasses(Protocol):
         """Query, sequence and computed lengths of one step into `out[3, rows]`; the sum of queries, -1 or -2 - i."""
 
     def gather(self, rows: list[str], slots: dict[str, int], table: Int32Array, out: Int32Array, /) -> int:
-        """Lengths at admission into `out[3, rows]`; HAS_UNKNOWN, FLAG_DIFFERS."""
+        """Lengths at admission into `out[3, rows]`; HAS_UNKNOWN, FLAG_DIFFERS, REPEATED."""
 
     def describe(
         self,
@@ -59,8 +59,16 @@ class RowPasses(Protocol):
     ) -> tuple[int, int]:
         """First row of prefill, and the tokens before it."""
 
-    def spread(self, lengths: Int32Array, rows: int, width: int, out: Int32Array, /) -> None:
-        """The row of every token, from `lengths[chunks, rows]` into `out[chunks, width]`; `rows` behind the last."""
+    def unpack(self, starts: Int32Array, seq_lens: Int32Array, out: Int32Array, /) -> int:
+        """Query, sequence and computed lengths into `out[3, rows]`; the sum of queries, or -2 - i."""
+
+    def even_chunks(
+        self, context: Int32Array, share: int, starts: Int32Array, ends: Int32Array, longest: Int32Array, /
+    ) -> None:
+        """Contexts cut into chunks of `share` tokens of every row."""
+
+    def spread(self, ends: Int32Array, rows: int, width: int, out: Int32Array, /) -> None:
+        """The row of every token, from running sums `ends[chunks, rows + 1]` into `out[chunks, width]`."""
 
 
 IMPLEMENTATIONS: dict[str, RowPasses] = {"python": _rows_twin}
@@ -72,16 +80,13 @@ else:
     IMPLEMENTATIONS["native"] = _rows
 
 
-def token_to_row(lengths: Int32Array, width: int | None = None) -> Int32Array:
-    """The row that each token belongs to, int32: (tokens,) from (rows,), or (chunks, width) from (chunks, rows).
+def token_to_row(ends: Int32Array, width: int) -> Int32Array:
+    """The row that each token belongs to, int32: (width,) from running sums (rows + 1,), or (chunks, width).
 
-    Behind a chunk's last token: the number of rows. C-contiguous int32 lengths >= 0; one pass over the tokens.
+    `ends`: C-contiguous int32, from 0, never falling. Behind a chunk's last token: the number of rows.
     """
-    if width is None:
-        width = int(np.add.reduce(lengths, axis=None))
-    out = np.empty((*lengths.shape[:-1], width), dtype=np.int32)
-    if lengths.size:
-        active.spread(lengths, lengths.shape[-1], width, out)
+    out = np.empty((*ends.shape[:-1], width), dtype=np.int32)
+    active.spread(ends, ends.shape[-1] - 1, width, out)
     return out
 
 

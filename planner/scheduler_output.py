@@ -7,7 +7,7 @@ resumed request as a new one with `prefill_token_ids`. Cached rows carry no prom
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ class Admissions(NamedTuple):
     prefill: Int32Array
     cached: Int32Array
     flag: Int32Array | None  # what the engine's is_prefilling compares against, None where it is the prefill length
+    repeated: bool = False  # two rows may be the same request
 
 
 class PrefillTable:
@@ -86,7 +87,8 @@ class PrefillTable:
             out = np.empty((3, len(rows)), dtype=np.int32)
             found = passes.active.gather(rows, self._slots, self._lengths, out)
             prefill, cached, flag = out
-            self._admissions = Admissions(prefill, cached, flag if found & passes.FLAG_DIFFERS else None)
+            repeated = found & passes.REPEATED != 0
+            self._admissions = Admissions(prefill, cached, flag if found & passes.FLAG_DIFFERS else None, repeated)
             self._rows = rows
         return self._admissions
 
@@ -135,9 +137,6 @@ def read_step(
     """See `Batch.from_vllm_scheduler`."""
     scheduled = step.num_scheduled_tokens
     rows = list(scheduled) if req_ids is None else list(req_ids)
-    if req_ids is not None and (len(rows) != len(scheduled) or set(rows) != scheduled.keys()):
-        odd = sorted(set(rows) ^ scheduled.keys()) or ["a repeated request"]
-        raise BadInput(f"req_ids: expected the requests of num_scheduled_tokens, once each; differs by {odd[0]!r}")
     lower = None
     if isinstance(table, PrefillTable):
         table.observe(step)
@@ -147,6 +146,9 @@ def read_step(
     else:
         admitted = _observe_mapping(table, step, rows)
         rejected = None
+    # as many rows as requests, none twice, and each found below: the same requests
+    if req_ids is not None and (len(rows) != len(scheduled) or admitted.repeated):
+        _refuse_other_requests(rows, scheduled)
     block = np.empty((3, len(rows)), dtype=np.int32)
     total = _read_rows(step, rows, block)
     query, seq, computed = block
@@ -166,6 +168,13 @@ def read_step(
         seq_lens_lower=lower,
         req_ids=rows,
     )
+
+
+def _refuse_other_requests(rows: list[str], scheduled: Mapping[str, int]) -> None:
+    odd = sorted(set(rows) ^ scheduled.keys())
+    if odd or len(set(rows)) != len(rows):
+        differs = repr(odd[0]) if odd else "a repeated request"
+        raise BadInput(f"req_ids: expected the requests of num_scheduled_tokens, once each; differs by {differs}")
 
 
 def _read_rows(step: Any, rows: list[str], block: Int32Array) -> int:
@@ -232,4 +241,5 @@ def _observe_mapping(table: MutableMapping[str, int], step: Any, rows: list[str]
         table[req_id] = _resumed_prefill_len(cached, index, table.get(req_id, UNKNOWN))
         cached_lens[req_id] = cached.num_computed_tokens[index]
     prefill = np.array([table.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32)
-    return Admissions(prefill, np.array([cached_lens.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32), None)
+    hits = np.array([cached_lens.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32)
+    return Admissions(prefill, hits, None, repeated=True)
