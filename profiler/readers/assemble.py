@@ -122,6 +122,8 @@ def _build(trace: ProcessTrace, windows: list[StepWindow], rank: int) -> Report:
 
 
 def _engine(trace: ProcessTrace) -> str | None:
+    if trace.engine is not None:
+        return trace.engine
     names = [r.name for r in trace.ranges]
     if any(name.startswith("step[") for name in names):
         return "sglang"

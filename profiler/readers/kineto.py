@@ -313,6 +313,8 @@ class _KinetoReader:
             trace.rank = rank["rank"]
         names = [d.get("name") for d in fields.get("deviceProperties") or [] if isinstance(d, dict)]
         trace.device = next((name for name in names if isinstance(name, str) and name), None)
+        version = fields.get("vllm_version")
+        trace.engine = f"vllm {version}" if isinstance(version, str) else None
         trace.cuda = _cuda_version(fields.get("cuda_runtime_version"))
         trace.hip = _hip_version(fields.get("hip_runtime_version"))
 

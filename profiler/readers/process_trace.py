@@ -102,6 +102,7 @@ class ProcessTrace:
         self.rank: int | None = None
         self.pid: int | None = None
         self.device: str | None = None
+        self.engine: str | None = None
         self.hip: str | None = None
         self.cuda: str | None = None
         self.kinds: set[str] = set()
