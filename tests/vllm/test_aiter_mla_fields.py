@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from syncfree.backends.aiter_mla import BACKEND
+from syncfree.backends.mla_host import decode_buffers
 from syncfree.planner import Batch, Environment, InexactBatch, Limits, MetadataPlan, Planner, schedules
 
 torch = pytest.importorskip("torch")
@@ -125,6 +126,15 @@ def compare(plan, batch, builder, calls, environment):
         else:
             shape = tuple(real.shape)
             expect(name, all(a in (None, b) for a, b in zip(planned.shape, shape, strict=True)), planned, shape)
+    if metadata.decode is not None and not dropped:
+        buffers = decode_buffers(plan, batch, environment)
+        for name in ("qo_indptr", "paged_kv_indptr"):
+            real, ours = getattr(metadata.decode, name).tolist(), getattr(buffers, name).tolist()
+            if name == "qo_indptr" and not environment.full_graphs and metadata.decode.max_qo_len == 1:
+                # Without full graphs upstream counts padding rows as tokens, past the end of the query.
+                live = int((batch.query_lens[: rows["decode"]] > 0).sum())
+                real, ours = real[: live + 1], ours[: live + 1]
+            expect(name, f"decode.{name}" not in plan or real == ours, real, ours)
     split = (rows.get("decode", 0), rows.get("prefill", 0))
     expect("segments", (metadata.num_decodes, metadata.num_prefills) == split)
     _compare_decode(plan, metadata, calls, environment, expect)
