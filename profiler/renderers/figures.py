@@ -54,7 +54,7 @@ def _layout(x: str, y: str, height: int = 340, **more: Any) -> Spec:
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1b1f24"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "#fff",
-        "legend": {"orientation": "h", "y": -0.22, "x": 0, "yanchor": "top"},
+        "legend": {"orientation": "h", "y": 1.02, "x": 0, "yanchor": "bottom"},
         "hovermode": "closest",
         "xaxis": axis | {"title": {"text": x}},
         "yaxis": axis | {"title": {"text": y}},
@@ -152,6 +152,7 @@ def _syncs(report: Report) -> Figure | None:
                 "y": [step.syncs.total for step in shown],
                 "text": [_step_text(step, several) for step in shown],
                 "hovertemplate": "%{text}<br>%{y} syncs<extra></extra>",
+                "cliponaxis": False,
                 "marker": _style(number) | {"size": 9, "line": {"width": 1, "color": "#1b1f24"}},
             }
         )
