@@ -24,6 +24,12 @@ def _kineto() -> Collector:
     return KinetoCollector()
 
 
+def _kineto_stacks() -> Collector:
+    from .kineto import KinetoCollector
+
+    return KinetoCollector(with_stack=True)
+
+
 def _probe() -> Collector:
     from .probe import ProbeCollector
 
@@ -45,6 +51,7 @@ def _transfers() -> Collector:
 NAMES: dict[str, Callable[[], Collector]] = {
     "probe": _probe,
     "kineto": _kineto,
+    "kineto_stacks": _kineto_stacks,
     "simulated": _simulated,
     "gpu_trace": _gpu_trace,
     "transfers": _transfers,

@@ -74,6 +74,10 @@ def class_table(report: Report, title: str | None = None) -> Table:
 
 def _site_line(site: Site) -> Text:
     line = Text()
+    if site.file.startswith("<"):  # an operator or a built-in: there is no line to show
+        line.append(site.function, style="bold")
+        line.append(f" {site.api}, no Python frame", style="dim")
+        return line
     where = f"{short_path(site.file)}:{site.line}" if site.file else f"(no stack) {site.api}"
     line.append(where, style="bold")
     if site.file:
@@ -88,7 +92,8 @@ def mends(sites: list[Site]) -> list[Text]:
     lines: dict[str, list[str]] = {}
     for site in sites:
         if site.hint and site.file and site.phase not in ("sample", "output"):
-            lines.setdefault(site.hint, []).append(f"{short_path(site.file)}:{site.line}")
+            where = site.function if site.file.startswith("<") else f"{short_path(site.file)}:{site.line}"
+            lines.setdefault(site.hint, []).append(where)
     made = []
     for hint, where in lines.items():
         text = Text("mend: ", style="cyan")
