@@ -24,6 +24,11 @@ Made = TypeVar("Made")
 SEGMENT_NAMES = ("decode", "extend", "prefill", "all")
 
 
+def stays_on_host(dtype: str) -> bool:
+    """Whether values of this type are only called with: scalars ("int", "bool") and lists ("list[...]")."""
+    return dtype in ("int", "bool") or dtype.startswith("list[")
+
+
 class Step:
     """One batch seen by one backend: what fields, routes and reasons are computed from.
 
@@ -71,7 +76,7 @@ class Field:
     `name`: with its part in front, `extend.chunk_context.chunk_starts`. `source`: "host", `value` computes it (an int,
     a list of ints that stays on the host, or an int32 array that is copied once with all others); "device", the engine
     has it there already; "persistent", a buffer with a stable address, of `shape`. `dtype`: of one element; "int",
-    "bool" and "list[int]" stay on the host. `lengths`: which sequence lengths the value or shape reads: "exact" ones,
+    "bool" and "list[...]" stay on the host. `lengths`: which sequence lengths the value or shape reads: "exact" ones,
     or an "upper" or "lower" bound. Where it needs exact lengths of a row known only by bounds, planning is refused, or
     left to the device if `from_device` says that upstream can compute it there. `rows`: the segments whose lengths it
     reads, default its own part. `unread`: why it is left out although its part has rows; kept for all batches on the

@@ -78,6 +78,11 @@ class Classification:
         return self._order
 
     @property
+    def padded(self) -> bool:
+        """Whether there are padding rows."""
+        return self._summary & 1 << passes.PADDING != 0
+
+    @property
     def graph_eligible(self) -> bool:
         """Whether every non-padding row is a decode; the shape alone does not tell (a fresh 1-token prompt)."""
         return self.batch_class is BatchClass.DECODE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .classify import classify
 from .errors import UnorderedBatch
 from .segments import Segment, Split
 
@@ -37,9 +38,9 @@ def refuse_mis_served(batch: Batch, split: Split, segments: Sequence[Segment]) -
 
 
 def _refuse_padding_before_rows(batch: Batch) -> None:
-    real = batch.query_lens != 0
-    if real.all():
+    if not classify(batch).padded:
         return
+    real = batch.query_lens != 0
     row = int(real.argmin())
     if real[row:].any():
         following = row + int(real[row:].argmax())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from .backend import SEGMENT_NAMES, Backend, Field, Route, Step
+from .backend import SEGMENT_NAMES, Backend, Field, Maker, Route, Shape, Source, Step, stays_on_host
 from .batch import Batch
 from .classify import Classification, classify
 from .environment import Environment, Limits
@@ -111,7 +111,8 @@ class Planner:
         self, step: Step, found: Classification, layout: _Layout, reordered: bool, order: list[int] | None
     ) -> MetadataPlan:
         """A plan from the declaration alone."""
-        fields = {part.field.name: _planned(part, step) for part in layout.planned}
+        fields: dict[str, FieldPlan] = {}
+        _fill(fields, layout.planned, step)
         return MetadataPlan(
             self.backend.name,
             found.batch_class,
@@ -134,8 +135,7 @@ class Planner:
         """The last plan for other sequence lengths: only what reads them is computed again."""
         plan = last.plan
         fields = dict(plan.fields)
-        for part in last.layout.moving:
-            fields[part.field.name] = _planned(part, step)
+        _fill(fields, last.layout.moving, step)
         segments = [
             SegmentPlan(s.name, s.rows, s.tokens, s.max_query_len, step.segments[s.name].max_seq_len(step.batch))
             for s in plan.segments
@@ -160,36 +160,51 @@ class Planner:
 
 
 class _Part(NamedTuple):
-    """A field that is planned on these routes."""
+    """A field that is planned on these routes, taken apart: this is the inner loop."""
 
-    field: Field
+    name: str
+    source: Source
     dtype: str
     consumer: str
-    rows: tuple[str, ...]  # segments whose lengths it reads
+    value: Maker | None
+    shape: Callable[[Step], Shape] | None
+    exact_in: tuple[str, ...]  # segments whose exact lengths it needs
+    from_device: bool
 
 
 class _Layout:
     """What follows from the routes alone: which fields are planned, who reads them, why the others are left out."""
 
-    __slots__ = ("launches", "moving", "moving_sizes", "planned", "routes", "skipped")
+    __slots__ = ("arrays", "buffers", "launches", "moving", "moving_sizes", "planned", "routes", "skipped")
 
     def __init__(self, backend: Backend, step: Step, routes: Mapping[str, Route], shared: Sequence[Route]) -> None:
         consumers = _consumers((*routes.values(), *shared))
         self.routes = {name: route.label for name, route in routes.items()}
         self.planned: list[_Part] = []
+        self.moving: list[_Part] = []
         self.skipped: dict[str, str] = {}
+        self.launches = 0
         for field in backend.fields:
             consumer = consumers.get(field.name)
             if consumer is None:
                 self.skipped[field.name] = _reason(field, step)
                 continue
-            dtype = field.dtype(step.environment) if callable(field.dtype) else field.dtype
-            rows = field.rows or ((field.part,) if field.part in SEGMENT_NAMES else tuple(step.segments))
-            self.planned.append(_Part(field, dtype, consumer, rows))
+            part = _part(field, step, consumer)
+            self.planned.append(part)
+            self.launches += field.launches
+            if field.lengths != "none":
+                self.moving.append(part)
         self.skipped.update(backend.never_read)
-        self.moving = [part for part in self.planned if part.field.lengths != "none"]
-        self.moving_sizes = any(part.dtype not in ("int", "bool", "list[int]") for part in self.moving)
-        self.launches = sum(part.field.launches for part in self.planned)
+        self.arrays = [p.name for p in self.planned if p.source == "host" and not stays_on_host(p.dtype)]
+        self.buffers = [p.name for p in self.planned if p.source == "persistent"]
+        self.moving_sizes = any(not stays_on_host(p.dtype) for p in self.moving)
+
+
+def _part(field: Field, step: Step, consumer: str) -> _Part:
+    dtype = field.dtype(step.environment) if callable(field.dtype) else field.dtype
+    rows = field.rows or ((field.part,) if field.part in SEGMENT_NAMES else tuple(step.segments))
+    exact_in = rows if field.lengths == "exact" else ()
+    return _Part(field.name, field.source, dtype, consumer, field.value, field.shape, exact_in, field.from_device)
 
 
 class _Kept:
@@ -242,25 +257,31 @@ def _reason(field: Field, step: Step) -> str:
     return field.unread(step) if callable(field.unread) else field.unread
 
 
-def _planned(part: _Part, step: Step) -> FieldPlan:
-    field, dtype, consumer, rows = part
-    source, value = field.source, None
-    if field.lengths == "exact" and step.inexact is not None and (row := _inexact_row(rows, step)) is not None:
-        if not field.from_device:
-            batch = step.batch
-            assert batch.seq_lens_lower is not None
-            raise InexactBatch(
-                f"seq_lens[{row}]: expected an exact length, which {field.name} needs on the host, "
-                f"got {batch.seq_lens_lower[row]} to {batch.seq_lens[row]}"
-            )
-        source = "device"
-    elif field.value is not None:
-        value = field.value(step)
-        if isinstance(value, np.ndarray):
-            return FieldPlan(source, dtype, value.shape, value, consumer)
-        if isinstance(value, list):
-            return FieldPlan(source, dtype, (len(value),), value, consumer)
-    return FieldPlan(source, dtype, () if field.shape is None else field.shape(step), value, consumer)
+def _fill(fields: dict[str, FieldPlan], parts: Sequence[_Part], step: Step) -> None:
+    """Compute these fields."""
+    bounded = step.inexact is not None
+    for name, source, dtype, consumer, maker, shape, exact_in, from_device in parts:
+        value: Any = None
+        extents: Shape = ()
+        if bounded and exact_in and (row := _inexact_row(exact_in, step)) is not None:
+            if not from_device:
+                _refuse_inexact(step.batch, row, name)
+            source = "device"
+        elif maker is not None:
+            value = maker(step)
+            kind = type(value)
+            extents = value.shape if kind is np.ndarray else (len(value),) if kind is list else ()
+        if value is None and shape is not None:
+            extents = shape(step)
+        fields[name] = FieldPlan(source, dtype, extents, value, consumer)
+
+
+def _refuse_inexact(batch: Batch, row: int, name: str) -> NoReturn:
+    assert batch.seq_lens_lower is not None
+    raise InexactBatch(
+        f"seq_lens[{row}]: expected an exact length, which {name} needs on the host, "
+        f"got {batch.seq_lens_lower[row]} to {batch.seq_lens[row]}"
+    )
 
 
 def _inexact_row(names: Sequence[str], step: Step) -> int | None:
@@ -281,12 +302,8 @@ def _segment(batch: Batch, segment: Segment) -> SegmentPlan:
 
 
 def _cost(layout: _Layout, fields: Mapping[str, FieldPlan]) -> Cost:
-    h2d = persistent = 0
-    for planned in fields.values():
-        if planned.source == "persistent":
-            persistent += planned.nbytes
-        elif isinstance(planned.value, np.ndarray):
-            h2d += planned.value.nbytes
+    h2d = sum(fields[name].nbytes for name in layout.arrays if fields[name].source == "host")
+    persistent = sum(fields[name].nbytes for name in layout.buffers)
     if h2d or persistent or layout.launches:
         return Cost(0, 1 if h2d else 0, h2d, layout.launches, persistent)
     return _NO_COST
