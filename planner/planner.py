@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,7 +20,16 @@ from .vocabulary import RowKind
 
 _NO_COST = Cost(0, 0, 0, 0, 0)
 _NO_HEADS = Heads()
-_SETTINGS: dict[Any, Any] = {}  # equal settings of different planners become one object, so that comparing is free
+
+
+class _Settings:
+    """Stands for a backend, environment and limits: planners with equal ones hold the same object."""
+
+    __slots__ = ("__weakref__",)
+
+
+# Weak: a planning service is asked with ever new limits, and must not keep those that nobody plans with any more.
+_SETTINGS: WeakValueDictionary[tuple[str, Environment, Limits], _Settings] = WeakValueDictionary()
 
 
 class Planner:
@@ -38,8 +48,7 @@ class Planner:
             backend.check(self.environment, self.limits)
         self._query_lens = backend.query_lens_for(self.environment, self.limits)
         self._padding_cuts = backend.padding_cuts is not None and backend.padding_cuts(self.environment)
-        settings = (backend.name, self.environment, self.limits)
-        self._settings = _SETTINGS.setdefault(settings, settings)
+        self._settings = _SETTINGS.setdefault((backend.name, self.environment, self.limits), _Settings())
         self._last: _Kept | None = None
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._codes = b""

@@ -1,5 +1,7 @@
 """Plans from a declaration: minimal, explained, refused where they must be, and reused only where that is sound."""
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from syncfree.planner import (
     SkippedField,
     UnorderedBatch,
 )
+from syncfree.planner import planner as planner_module
 from syncfree.planner.backend import Backend, Field, Kernel, Route
 
 
@@ -162,6 +165,15 @@ def test_batches_over_the_limits_are_refused_with_the_row():
     with pytest.raises(BadInput, match=r"^query_lens\[1\]: expected at most 10 tokens in the batch .* got 11"):
         planner.plan(Batch.from_lengths([5, 6], [5, 6]))
     planner.plan(Batch.from_lengths([1, 1, 0, 0], [2, 2, 0, 0], num_tokens=16))  # graph padding may exceed both
+
+
+def test_settings_that_nobody_plans_with_any_more_are_forgotten():
+    batch = Batch.from_lengths([1], [9])
+    before = len(planner_module._SETTINGS)
+    for heads in range(100, 150):
+        Planner(small_backend(), limits=Limits(num_heads=heads)).plan(batch.take([0]))
+    gc.collect()
+    assert len(planner_module._SETTINGS) <= before + 1
 
 
 def test_builders_with_equal_settings_share_one_plan_of_a_batch_and_others_do_not():
