@@ -10,9 +10,13 @@ JOBS   ?= auto
 
 .PHONY: demo test test-vllm lint types bench clean
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.core: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory .torch
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.core
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
@@ -21,7 +25,7 @@ $(VENV)/.ready: pyproject.toml
 	@if [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; then $(BIN)/python -m pip install --quiet 'torch>=2.11'; \
 	else $(BIN)/python -m pip install --quiet '$(TORCH_CPU)'; fi
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.core
 	@$(BIN)/python cli.py profile --demo
 
 test: $(VENV)/.ready
