@@ -9,7 +9,8 @@ let module_ = null; // the compiled hooks
 let inside = null;
 let hooks = []; // {name, target, before, after, length}
 let deleteKey = null;
-const kept = []; // memory of ours lives as long as something refers to it
+const slots = []; // [address, size] of the blocks of slots; memory of ours lives as long as something refers to it
+let allocated = null;
 
 function libc(name, result, args) {
   return new NativeFunction(Module.getGlobalExportByName(name), result, args);
@@ -104,7 +105,7 @@ function place(found, arena, offsets) {
       block = { at: Memory.alloc(size, { near: hook.target, maxDistance: distance }), size, used: 0 };
       Memory.protect(block.at, size, 'rwx');
       blocks.set(hook.library.base.toString(), block);
-      kept.push(block.at);
+      slots.push([block.at, size]);
     }
     const slot = block.at.add(SLOT * block.used++);
     slot.writeByteArray([0xff, 0x25, 0, 0, 0, 0]);
@@ -118,8 +119,8 @@ function place(found, arena, offsets) {
     arena.add(offsets.original + 8 * i).writePointer(slot.add(16));
     const relative = Memory.alloc(4);
     relative.writeS32(distance);
-    const before = bytesOf(hook.target, 8);
-    const after = [0xe9, ...bytesOf(relative, 4), ...before.slice(JUMP)];
+    const before = bytesOf(hook.target, JUMP);
+    const after = [0xe9, ...bytesOf(relative, 4)];
     hooks.push({ name: hook.name, index: i, target: hook.target, before, after, length });
   });
   for (const block of blocks.values()) Memory.protect(block.at, block.size, 'r-x');
@@ -136,7 +137,7 @@ function restore() {
   for (const hook of hooks) {
     if (!ours(hook)) continue;
     Memory.protect(hook.target, 8, 'rwx');
-    word.writeByteArray(hook.before);
+    word.writeByteArray([...hook.before, ...bytesOf(hook.target.add(JUMP), 8 - JUMP)]);
     hook.target.writeU64(word.readU64());
     Memory.protect(hook.target, 8, 'r-x');
   }
@@ -192,9 +193,8 @@ rpc.exports = {
     return found;
   },
   allocate(size) {
-    const arena = Memory.alloc(size);
-    kept.push(arena);
-    return arena.toString();
+    allocated = Memory.alloc(size);
+    return allocated.toString();
   },
   // Everything but the jumps themselves. Returns what the helper has to write, and where.
   prepare(request) {
@@ -216,9 +216,9 @@ rpc.exports = {
       hooks: hooks.map((h) => [h.name, h.index, h.target.toString(), h.before, h.after, h.length]),
       names: found.map((h) => h.name),
       missing,
-      code: Process.enumerateRanges('r-x')
-        .filter((r) => hooks.length && (contains(r, module_.w0) || contains(r, arena.add(request.offsets.original).readPointer())))
-        .map((r) => [r.base.toString(), r.size]),
+      code: [...slots, [module_.__start_text, module_.__stop_text.sub(module_.__start_text).toInt32()]].map(
+        ([base, size]) => [base.toString(), size]
+      ),
     };
   },
   callbacks() {
@@ -230,7 +230,3 @@ rpc.exports = {
   python,
   dispose: leave,
 };
-
-function contains(range, address) {
-  return range.base.compare(address) <= 0 && range.base.add(range.size).compare(address) > 0;
-}

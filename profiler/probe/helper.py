@@ -46,13 +46,18 @@ class Helper:
 
         self.pid = ask["pid"]
         began = time.monotonic()
+        if not tracing.threads_of(self.pid):
+            raise Refused(f"process {self.pid} does not exist")
         carrier = ask.get("tid") or tracing.idle_thread(self.pid)
         try:
-            try:
-                self.session = frida.attach(carrier)
-            except frida.ProcessNotFoundError:
-                self.session = frida.attach(self.pid)
-        except (frida.PermissionDeniedError, frida.ProcessNotFoundError, frida.NotSupportedError) as error:
+            tracing.consent(self.pid, carrier)
+            self.session = frida.attach(carrier)
+        except (
+            PermissionError,
+            frida.PermissionDeniedError,
+            frida.ProcessNotFoundError,
+            frida.NotSupportedError,
+        ) as error:
             raise Refused(_reason(self.pid, str(error))) from None
         except frida.TransportError as error:
             raise Refused(f"the target closed the connection: {error}") from None
@@ -117,6 +122,11 @@ class Helper:
             self.script.eternalize()
         self.session.detach()
         self.script = self.session = None
+        # frida goes on to free its memory, by calls that it makes on a stopped thread of the target. That thread would
+        # be lost if we ended half way through one: wait until all is done.
+        import frida
+
+        frida.shutdown()
         return {"pause_ms": pause * 1e3, "free": free}
 
     def _inside(self) -> int:

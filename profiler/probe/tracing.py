@@ -63,13 +63,50 @@ def _seize_all(stopped: Stopped, seized: set[int]) -> None:
     """Seizing does not stop a thread; new ones may appear until every thread that could make them is seized."""
     while new := set(threads_of(stopped.pid)) - seized:
         for tid in new:
-            error = _ptrace(_SEIZE, tid)
-            if error == errno.ESRCH:
-                seized.add(tid)  # has just ended
-            elif error:
-                raise TracingRefused(f"thread {tid}: {os.strerror(error)}")
-            else:
-                seized.add(tid)
+            error = _seize(stopped.pid, tid)
+            if error and error != errno.ESRCH:  # ESRCH: has just ended
+                raise TracingRefused(f"thread {tid} of process {stopped.pid}: {os.strerror(error)}")
+            seized.add(tid)
+
+
+def _seize(pid: int, tid: int, seconds: float = 3.0) -> int:
+    """0, or the error. frida, in another thread of ours, may still be busy with the thread that carried it in."""
+    deadline = time.monotonic() + seconds
+    while error := _ptrace(_SEIZE, tid):
+        if error != errno.EPERM or tracer_of(pid, tid) != os.getpid() or time.monotonic() > deadline:
+            break
+        time.sleep(0.002)
+    return error
+
+
+def consent(pid: int, tid: int) -> None:
+    """Stop one thread for an instant, to learn whether the kernel lets us. Raises `TracingRefused`.
+
+    Asked before frida is: where ptrace is refused but /proc/PID/mem is not (a container's seccomp profile, another
+    tracer), it would overwrite pthread_mutex_lock in the hope of catching a thread, and leave it overwritten.
+    """
+    for other in threads_of(pid):
+        tracer = tracer_of(pid, other)
+        if tracer and tracer != os.getpid():
+            raise TracingRefused(f"process {pid} is already being traced by process {tracer} (a debugger?)")
+    error = _ptrace(_SEIZE, tid)
+    if error:
+        raise PermissionError(error, os.strerror(error))
+    stopped = Stopped(pid, began=time.monotonic())
+    _ptrace(_INTERRUPT, tid)
+    _collect(stopped, [tid], stopped.began + 2.0)
+    _release(stopped, [tid])
+    if stopped.late:
+        raise TracingRefused(f"thread {tid} of process {pid} does not stop: it hangs inside the kernel")
+
+
+def tracer_of(pid: int, tid: int) -> int:
+    """The process that traces this thread; 0 if none."""
+    try:
+        status = Path(f"/proc/{pid}/task/{tid}/status").read_text()
+    except OSError:
+        return 0
+    return int(next((x.split()[1] for x in status.splitlines() if x.startswith("TracerPid")), "0"))
 
 
 def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:

@@ -88,19 +88,6 @@ print(json.dumps([before, after, api, [x.text for x in probe.notes() if "not hoo
     assert unhooked == []
 
 
-def test_a_call_inside_a_call_counts_once():
-    """hipMalloc3D and hipMallocPitch share their work; whatever the runtime calls inside, the program made one call."""
-    api, maybe = python("""
-probe.start(); a = probe.mark(0)
-pointer, pitch = ctypes.c_void_p(), ctypes.c_size_t()
-hip.hipMallocPitch(ctypes.byref(pointer), ctypes.byref(pitch), *L(64, 64))
-hip.hipHostMalloc(ctypes.byref(pointer), *L(64, 0)); hip.hipMallocHost(ctypes.byref(pointer), *L(64))
-b = probe.mark(0); probe.stop()
-print(json.dumps([probe.api, (b - a).maybe]))
-""")
-    assert maybe == sum(api.values()) == 3
-
-
 def test_the_waiting_line_is_named():
     sites = python("""
 exec(compile("def f():\\n    hip.hipDeviceSynchronize()\\n", "/tmp/model.py", "exec"))
