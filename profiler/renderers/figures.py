@@ -133,6 +133,37 @@ def _durations(report: Report) -> Figure | None:
     )
 
 
+def compared_durations(before: Report, after: Report) -> Figure | None:
+    """Step durations of both reports by class: before is filled, after is open."""
+    data: list[Spec] = []
+    for side, report in (("before", before), ("after", after)):
+        for name, number, members in _by_class([s for s in report.steps if s.duration_us is not None and not s.warmup]):
+            shown = _thinned(members, _POINTS // 8)
+            later = side == "after"
+            data.append(
+                {
+                    "type": "box",
+                    "name": _text(f"{name}, {side} ({len(members)})"),
+                    "x": [round((step.duration_us or 0) / 1e3, 4) for step in shown],
+                    "orientation": "h",
+                    "boxpoints": "outliers",
+                    "marker": {"symbol": "circle-open" if later else "circle", "color": _COLOURS[later], "size": 5},
+                    "line": {"color": _COLOURS[later], "width": 3 if later else 1.5},
+                    "fillcolor": "rgba(0,0,0,0)" if later else "rgba(0,114,178,0.3)",
+                    "hovertemplate": "%{x} ms<extra>" + _text(f"{name}, {side}") + "</extra>",
+                    "sort": (number, later),
+                }
+            )
+    if not data:
+        return None
+    data.sort(key=lambda trace: trace.pop("sort"))
+    layout = _layout("step duration, ms", "", 150 + 50 * len(data), showlegend=False)
+    layout["yaxis"] |= {"autorange": "reversed"}
+    layout["xaxis"] |= {"rangemode": "tozero"}
+    caption = "Boxes: quartiles and median; filled is before, open is after; number of steps in brackets."
+    return Figure(id="durations", title="Step duration, before and after", caption=caption, data=data, layout=layout)
+
+
 def _syncs(report: Report) -> Figure | None:
     steps = [step for step in report.steps if step.syncs.total is not None]
     if not steps:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
-import msgspec
-
-from ...planner.errors import SyncfreeError
 from ..report import ClassFigures, GraphLaunches, Report, Site
-from .figures import Figure, figures_of, site_label
+from .figures import figures_of, site_label
 from .markdown import duration, number, spread
+from .page import Cell, chart, number_cell, page, section, table
 
-# Inline script and style, nothing from anywhere: the browser itself then refuses every request.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _VERDICTS = {"sync-free": "✓ sync-free", "syncs": "✗ syncs", "unknown": "? unknown"}
 _MAX_SITES = 60
 _MAX_GRAPHS = 20
-Cell = tuple[str, str]  # markup, class
 
 
 def render_html(report: Report, title: str = "syncfree report") -> str:
@@ -27,48 +21,14 @@ def render_html(report: Report, title: str = "syncfree report") -> str:
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="facts">{escape(_facts(report))}</p>',
-        _section("Verdict by batch class", _classes(report)),
-        *(_chart(figure) for figure in figures),
-        _section("Where the host waits", _sites(report)),
-        _section("Graph launches", _graphs(report.run_ahead.graph_launches)) if report.run_ahead.graph_launches else "",
-        _section("Totals", _totals(report)),
-        _section("Notes", _notes(report)) if report.notes or report.source.blind_spots else "",
+        section("Verdict by batch class", _classes(report)),
+        *(chart(figure) for figure in figures),
+        section("Where the host waits", _sites(report)),
+        section("Graph launches", _graphs(report.run_ahead.graph_launches)) if report.run_ahead.graph_launches else "",
+        section("Totals", _totals(report)),
+        section("Notes", _notes(report)) if report.notes or report.source.blind_spots else "",
     ]
-    data = [{"id": f.id, "data": f.data, "layout": f.layout} for f in figures]
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{escape(title)}</title>",
-            f"<style>\n{_part('page.css')}</style>",
-            "</head>\n<body>\n<main>",
-            *body,
-            "</main>",
-            f'<script type="application/json" id="figures">{_embedded(data)}</script>',
-            f"<script>{_plotly()}</script>",
-            f"<script>\n{_part('page.js')}</script>",
-            "</body>\n</html>\n",
-        ]
-    )
-
-
-def _part(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """plotly.js as the plotly package ships it; plotly itself, slow to import, is not needed."""
-    try:
-        return files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise SyncfreeError("HTML needs plotly: pip install 'syncfree[html]'") from error
-
-
-def _embedded(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    return page(title, body, figures)
 
 
 def _facts(report: Report) -> str:
@@ -89,37 +49,11 @@ def _facts(report: Report) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>"
-
-
-def _chart(figure: Figure) -> str:
-    chart = f'<div class="chart" id="chart-{figure.id}" role="img" aria-label="{escape(figure.title)}"></div>'
-    return _section(figure.title, f'<p class="caption">{escape(figure.caption)}</p>\n{chart}')
-
-
-def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table whose rows become cards on a narrow screen: each cell carries its column's name."""
-    columns = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in head)
-    lines = []
-    for row in rows:
-        cells = zip(row, head, strict=True)
-        lines.append(
-            "".join(f'<td class="{kind}" data-label="{escape(name)}">{text}</td>' for (text, kind), (name, _) in cells)
-        )
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table>\n<thead><tr>{columns}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _number(text: str) -> Cell:
-    return escape(text), "number"
-
-
 def _classes(report: Report) -> str:
     if not report.classes:
         return "<p>No steps were found: the figures below are of everything seen.</p>"
     head = [("class", ""), *((name, "number") for name in _CLASS_COLUMNS), ("verdict", "")]
-    return _table(head, [_class(name, figures) for name, figures in report.classes.items()])
+    return table(head, [_class(name, figures) for name, figures in report.classes.items()])
 
 
 _CLASS_COLUMNS = ("steps", "syncs a step", "launches a step", "copies a step", "duration p50", "duration p99")
@@ -129,12 +63,12 @@ def _class(name: str, figures: ClassFigures) -> list[Cell]:
     verdict = f'<span class="verdict {figures.verdict}">{_VERDICTS[figures.verdict]}</span>'
     return [
         (escape(name), ""),
-        _number(f"{figures.steps:,}"),
-        _number(spread(figures.syncs_per_step)),
-        _number(spread(figures.launches_per_step)),
-        _number(spread(figures.copies_per_step)),
-        _number(duration(figures.duration_us.p50)),
-        _number(duration(figures.duration_us.p99)),
+        number_cell(f"{figures.steps:,}"),
+        number_cell(spread(figures.syncs_per_step)),
+        number_cell(spread(figures.launches_per_step)),
+        number_cell(spread(figures.copies_per_step)),
+        number_cell(duration(figures.duration_us.p50)),
+        number_cell(duration(figures.duration_us.p99)),
         (verdict, ""),
     ]
 
@@ -152,7 +86,7 @@ def _sites(report: Report) -> str:
     ]
     rest = len(report.sites) - _MAX_SITES
     more = f'<p class="caption">{rest:,} more are in the JSON report.</p>' if rest > 0 else ""
-    return _table(head, [_site(site) for site in report.sites[:_MAX_SITES]]) + more
+    return table(head, [_site(site) for site in report.sites[:_MAX_SITES]]) + more
 
 
 _SITE_COLUMNS = ("count", "a step", "blocked", "device idle")
@@ -180,10 +114,10 @@ def _site(site: Site) -> list[Cell]:
         (place, "wide"),
         (escape(site.kind), ""),
         (escape(site.phase), ""),
-        _number(f"{site.count:,}"),
-        _number(number(site.per_step)),
-        _number(duration(site.blocked_us)),
-        _number(duration(site.device_idle_us)),
+        number_cell(f"{site.count:,}"),
+        number_cell(number(site.per_step)),
+        number_cell(duration(site.blocked_us)),
+        number_cell(duration(site.device_idle_us)),
         (escape(", ".join(f"{name} {count:,}" for name, count in sorted(site.classes.items()))), ""),
     ]
 
@@ -197,9 +131,14 @@ def _graphs(groups: Sequence[GraphLaunches]) -> str:
         )
         details = f"<details><summary>{len(group.names)} kernels</summary><ol>{names}</ol></details>" if names else "–"
         rows.append(
-            [(escape(group.api), ""), _number(f"{group.launches:,}"), _number(number(group.kernels)), (details, "wide")]
+            [
+                (escape(group.api), ""),
+                number_cell(f"{group.launches:,}"),
+                number_cell(number(group.kernels)),
+                (details, "wide"),
+            ]
         )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _totals(report: Report) -> str:
@@ -221,7 +160,9 @@ def _totals(report: Report) -> str:
         ("launch lead p50 / p99", f"{duration(lead.p50)} / {duration(lead.p99)}"),
         ("device idle because the host waited", duration(report.run_ahead.device_idle_us)),
     ]
-    return _table([("figure", ""), ("value", "number")], [[(escape(name), ""), _number(value)] for name, value in rows])
+    return table(
+        [("figure", ""), ("value", "number")], [[(escape(name), ""), number_cell(value)] for name, value in rows]
+    )
 
 
 def _notes(report: Report) -> str:

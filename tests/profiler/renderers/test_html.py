@@ -177,3 +177,27 @@ def test_it_fits_a_telephone(tmp_path, full):
     width, _, wide = told.partition(" ")
     assert wide == ""
     assert 300 < int(width) <= 400
+
+
+def test_a_difference_as_a_page(tmp_path, full):
+    import msgspec
+    from syncfree.profiler.diff import compare
+    from syncfree.profiler.renderers.diff_html import render_difference_html
+
+    for step in full.steps:
+        step.syncs.total = 0
+    after = msgspec.json.decode(full.to_json(), type=Report)
+    for step in after.steps:
+        step.duration_us *= 2
+        step.syncs.total = 3
+    text = render_difference_html(compare(full, after), full, after)
+    page = Page(text)
+    assert "▲ worse" in page.text
+    assert "0 better" in page.text
+    (figure,) = json.loads(page.scripts[0])
+    assert [trace["name"] for trace in figure["data"][:2]] == ["decode, before (8)", "decode, after (8)"]
+    path = tmp_path / "diff.html"
+    path.write_text(text)
+    dom, console, asked = browse(tmp_path, path)
+    assert (console, [url for url in asked if not url.startswith(("file:", "data:"))]) == ([], [])
+    assert 'class="main-svg"' in dom
