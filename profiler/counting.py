@@ -4,8 +4,8 @@ A copy and its wait are one: a copy pairs with a stream or event wait that is th
 call of the same thread. A blocking copy or memset counts by itself. An explicit wait counts 1 even if it returned at
 once. Queries, device-side waits and backpressure count 0; allocations and frees are `maybe`.
 
-Where both stacks are known and blame different lines, the copy was asked for without waiting and the program waits
-later on its own account: still one sync, but it is the wait's, of the wait's kind and at the wait's line.
+Where both stacks are known and the wait is the program's own (an event's, or on another line than the copy), the copy
+was asked for without waiting: still one sync, but it is the wait's, of the wait's kind and at the wait's line.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def _copy_kind(call: Call) -> str:
 
 
 def _waits_elsewhere(copy: Call, wait: Call) -> bool:
-    """Whether an asynchronous copy is waited for on another source line than the one that asked for it."""
+    """Whether the program itself waits for an asynchronous copy: no copy waits through an event of its own."""
     if copy.blocking or not copy.stack or not wait.stack or copy.stack is wait.stack:
         return False
-    return sites.blamed(copy.stack) != sites.blamed(wait.stack)
+    return wait.wait is Wait.EVENT or sites.blamed(copy.stack) != sites.blamed(wait.stack)
 
 
 def _unpaired(copy: Call | None) -> list[Sync]:

@@ -104,7 +104,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator that has a device tensor among its arguments or makes one."""
     op = _OPERATORS.get(func) or operator(func)
     if op.composite:
-        return func.decompose(*args, **kwargs)
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
     if op.special is not None:
         return op.special(func, args, kwargs)
     return generic(op, func, args, kwargs)
@@ -237,7 +237,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[misc]
         op = _OPERATORS.get(func) or operator(func)
         if op.composite:
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         if SimTensor in types:
             return run(func, args, kwargs)
         if kwargs:
@@ -281,7 +281,8 @@ def modes() -> Iterator[None]:
     """Both modes on the calling thread."""
     RECORDER.thread.has_device = True
     try:
-        with DeviceMode(), NameMode():
+        # Backward would run on a C++ thread of the engine's that outlives Python: the process would abort at its end.
+        with torch.autograd.set_multithreading_enabled(False), DeviceMode(), NameMode():
             yield
     finally:
         RECORDER.thread.has_device = False

@@ -20,6 +20,7 @@ def _pin_memory(func: Any, args: Any, kwargs: Any) -> Tensor:
     return STATE.pinned.pin(args[0].clone(memory_format=torch.contiguous_format))
 
 
+_SPOKEN = {"_local_scalar_dense": "item", "_to_copy": "to"}
 CPU_SPECIAL: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.ops.aten.is_pinned.default: _is_pinned,
     torch.ops.aten._pin_memory.default: _pin_memory,
@@ -40,7 +41,7 @@ def check_reads(op: Operator, args: Any, kwargs: Any) -> None:
     if op.view or op.launches == 0:
         return
     for tensor in _tensors((*args, *kwargs.values())):
-        STATE.runtime.host_reads(tensor.untyped_storage()._cdata, op.name)
+        STATE.runtime.host_reads(tensor.untyped_storage()._cdata, _SPOKEN.get(op.name, op.name))
 
 
 def check_access(tensor: Tensor, how: str) -> None:

@@ -118,7 +118,7 @@ def test_an_asynchronous_copy_waited_for_on_another_line_is_one_sync_of_the_wait
     assert (sync.kind, sync.call) == (kind, made[2])
     made[2].stack = (Frame("engine.py", 10, "fetch"),)
     [sync] = count_syncs(made)
-    assert (sync.kind, sync.call) == ("d2h", made[0])
+    assert (sync.kind, sync.call) == (("event", made[2]) if kind == "event" else ("d2h", made[0]))
 
 
 @pytest.mark.parametrize("names", [["cudaFree"], ["cudaMalloc"], [("cudaMemcpyAsync", H2D)]])
