@@ -177,8 +177,8 @@ class ArrayPieces(Generic[T]):
             return self._one_by_one(piece)
         except RecursionError:
             raise self._malformed("nested too deep", 1) from None
-        except msgspec.DecodeError as error:
-            words = str(error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter up to msgspec 0.19
+            words = str(error).replace("'utf-8' codec", "UTF-8")
         if "UTF-8" in words:  # rare, and the only fault whose place msgspec does not tell
             return self._one_by_one(piece.decode("utf-8", "surrogateescape").encode("utf-8", "replace"))
         at = self._position(words, piece)
@@ -214,7 +214,7 @@ class ArrayPieces(Generic[T]):
         for raw in elements:
             try:
                 result += self._decoder.decode(b"[" + bytes(raw) + b"]")
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 element = self._odd(bytes(raw))
                 if element is not None:
                     result.append(element)

@@ -181,7 +181,7 @@ class _KinetoReader:
         """An event of the right kind with a wrong field is counted without that field; anything else is left out."""
         try:
             odd = msgspec.json.decode(raw, type=OddEvent)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self.trace.odd["an event that is none, left out"] += 1
             return None
         self.trace.odd["an event with fields of the wrong type, read without them"] += 1
@@ -323,7 +323,7 @@ def _decoded(text: bytes) -> dict[str, Any] | None:
     for attempt in (text, repaired(text)):
         try:
             found = msgspec.json.decode(attempt)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         return found if isinstance(found, dict) else None
     return None

@@ -26,6 +26,8 @@ _LINE = MIB  # no row is longer: kernel names reach some 10 KB
 def is_rocprofv3_csv(head: bytes) -> bool:
     """Whether the first line is the header of one of rocprofv3's CSV files that matter here."""
     columns = {c.strip().strip('"').lower() for c in head.split(b"\n", 1)[0].decode("utf-8", "replace").split(",")}
+    if "counter_name" in columns:  # a row a counter, not a row a kernel
+        return False
     return any(wanted <= columns for wanted in (_API_COLUMNS, _KERNEL_COLUMNS, _COPY_COLUMNS))
 
 

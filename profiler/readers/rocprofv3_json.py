@@ -110,7 +110,7 @@ def _decode(path: Path, data: bytes | bytearray) -> Document:
         raise BadInput(f"{path}: expected a rocprofv3 document: {error}") from None
     except RecursionError:
         raise BadInput(f"{path}: malformed JSON: nested too deep") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         mended = repaired(data)
         if mended != data:
             return _decode(path, mended)
