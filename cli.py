@@ -356,6 +356,36 @@ def watch(
         show_live(stack.enter_context(closing(reports)), seconds, observe)
 
 
+@app.command(
+    epilog="Examples: [bold]syncfree serve[/], [bold]syncfree serve --idle 600[/], [bold]syncfree serve --health[/], "
+    "[bold]syncfree serve --socket /run/user/0/syncfree/plan.sock[/]"
+)
+def serve(
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="Where to listen; by default plan.sock in the socket directory.")
+    ] = None,
+    idle: Annotated[
+        float | None, typer.Option("--idle", min=0.1, help="End after so many seconds without a request.")
+    ] = None,
+    health: Annotated[bool, typer.Option("--health", help="Ask the service that runs there how it is (JSON).")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the service that runs there.")] = False,
+) -> None:
+    """Plan for schedulers in other processes and languages, on a Unix socket, until SIGTERM or Ctrl-C."""
+    if health or stop:
+        import msgspec
+        from syncfree.backends.service import PlanClient
+
+        with PlanClient(socket) as client:
+            if health:
+                print(msgspec.json.encode(client.health()).decode())
+            if stop:
+                client.stop()
+        return
+    from syncfree.backends.service import serve as run
+
+    run(socket, idle_s=idle, announce=lambda path: print(f"ipc://{path}", flush=True))
+
+
 @app.command(epilog="Example: [bold]syncfree doctor[/]")
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,

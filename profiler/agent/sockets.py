@@ -212,20 +212,23 @@ def listener(path: Path) -> tuple[int, int] | None:
     return pid, uid
 
 
-def check_target(path: Path) -> None:
-    """Raises `Unreachable` (one line, with the reason) unless a server of ours listens at `path`; root may use any."""
+def check_target(path: Path, *, hint: str = "is the server running, with syncfree in it?") -> None:
+    """Raises `Unreachable` (one line, with the reason) unless a server of ours listens at `path`; root may use any.
+
+    `hint`: what to look at where there is no such socket.
+    """
     path = path.absolute()
     check_length(path)
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        raise Unreachable(f"{path}: no such socket: is the server running, with syncfree in it?") from None
+        raise Unreachable(f"{path}: no such socket: {hint}") from None
     except OSError as error:
-        raise Unreachable(f"{path}: {error.strerror}: only the server's own user and root may profile it") from error
+        raise Unreachable(f"{path}: {error.strerror}: only the server's own user and root may use it") from error
     if not stat.S_ISSOCK(found.st_mode):
         raise Unreachable(f"{path}: expected a socket, got {_kind(found)}")
     if os.geteuid() not in (0, found.st_uid):
-        raise Unreachable(f"{path}: belongs to uid {found.st_uid}: only that user and root may profile it")
+        raise Unreachable(f"{path}: belongs to uid {found.st_uid}: only that user and root may use it")
     reason = probe(path)
     if reason is not None:
         raise Unreachable(f"{path}: {reason}")
