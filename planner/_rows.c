@@ -8,7 +8,7 @@
 
 enum { HAS_CONTEXT = 1, LONG = 2, DONE = 4, WHOLE = 8, IS_PADDING = 16 };
 enum { PADDING, DECODE, CAUSAL, EXTEND, CHUNKED };
-enum { GUESSED = 32, CERTAIN_CHUNK = 64, DISORDERED = 128 };
+enum { GUESSED = 32, CERTAIN_CHUNK = 64, DISORDERED = 128, ANY_LONG = 256 };
 enum { HAS_UNKNOWN = 1, FLAG_DIFFERS = 2, REPEATED = 4 };
 #define MISALIGNED (-1)
 #define UNKNOWN_SLOT 0
@@ -208,7 +208,7 @@ static int describe_each(const Rows *r, Py_ssize_t count) {
         int kind = KIND_OF[bits | done * DONE], region = REGION_OF[bits | (!flag) * DONE];
         r->codes[i] = (uint8_t)kind;
         r->regions[i] = (uint8_t)region;
-        summary |= 1 << kind | (region < last) * DISORDERED;
+        summary |= 1 << kind | (region < last) * DISORDERED | (bits & LONG ? ANY_LONG : 0);
         summary |= (kind >= EXTEND) * (guessed ? GUESSED : (kind == CHUNKED) * CERTAIN_CHUNK);
         last = region;
     }
@@ -223,7 +223,7 @@ static inline __attribute__((always_inline)) int describe_usual(const Rows *r, P
     const int32_t *restrict cached = r->cached, *restrict flag_lens = r->flag_lens ? r->flag_lens : r->prefill;
     const uint8_t *restrict flags = r->flags;
     uint8_t *restrict codes = r->codes, *restrict regions = r->regions;
-    int32_t threshold = (int32_t)r->threshold, guesses = 0, certain = 0, disorder = 0;
+    int32_t threshold = (int32_t)r->threshold, guesses = 0, certain = 0, disorder = 0, any_long = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         int32_t is_long = query[i] > threshold ? 2 : 0, fresh = computed[i] == 0 ? -1 : 0, real = query[i] ? -1 : 0;
         int32_t pending = 0, prefilling = 0, unfinished = CHUNKED, guess = -1;
@@ -240,12 +240,13 @@ static inline __attribute__((always_inline)) int describe_usual(const Rows *r, P
         kind = ((kind & ~fresh) | (CAUSAL & fresh)) & real;
         int32_t region = is_long ? is_long : 1 & prefilling;
         region = (((region & ~fresh) | (3 & fresh)) & real) | (4 & ~real);
+        any_long |= is_long;
         guesses |= guess & (kind >= EXTEND ? -1 : 0);
         certain |= ~guess & (kind == CHUNKED ? -1 : 0);
         codes[i] = (uint8_t)kind;
         regions[i] = (uint8_t)region;
     }
-    int summary = (guesses ? GUESSED : 0) | (certain ? CERTAIN_CHUNK : 0);
+    int summary = (guesses ? GUESSED : 0) | (certain ? CERTAIN_CHUNK : 0) | (any_long ? ANY_LONG : 0);
     for (int kind = PADDING; kind <= CHUNKED; kind++)
         summary |= count && memchr(codes, kind, (size_t)count) ? 1 << kind : 0;
     for (Py_ssize_t i = 1; i < count; i++)
@@ -262,7 +263,7 @@ static int describe_rows(const Rows *r, Py_ssize_t count) {
 }
 
 /* describe(query, computed, prefill|None, cached|None, flag_lens|None, flags|None, threshold, codes, regions): writes
- * the kind and the region of every row. Bits: 1 << kind of each kind present; guesses; disorder. */
+ * the kind and the region of every row. Bits: 1 << kind of each kind present; guesses; disorder; a long row. */
 static PyObject *describe(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     static const struct {
         Py_ssize_t width;

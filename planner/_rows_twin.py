@@ -98,7 +98,7 @@ def describe(
     regions: UInt8Array,
     /,
 ) -> int:
-    """Writes kind and region of every row. Bits: 1 << kind; 32 a guess, 64 a certain chunk, 128 out of order."""
+    """Writes kind and region of every row; returns the bits of `rows.py`."""
     bits: UInt8Array = (query > threshold).view(np.uint8) * np.uint8(LONG)
     bits += computed.astype(np.bool_)
     bits[query == 0] |= IS_PADDING
@@ -124,6 +124,8 @@ def describe(
         summary |= (codes == kind).any() << kind
     if (regions[1:] < regions[:-1]).any():
         summary |= 128
+    if (query > threshold).any():
+        summary |= 256
     return int(summary) | _guesses(codes, prefill, cached, done, reaches)
 
 

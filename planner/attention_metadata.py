@@ -78,10 +78,13 @@ def _host_array(name: str, tensor: Any, size: int) -> npt.NDArray[Any]:
         raise BadInput(
             f"{name}: expected a tensor on the host, got None; its device twin cannot be read without a sync"
         )
-    device = getattr(tensor, "device", None)
-    if getattr(device, "type", "cpu") != "cpu":
-        raise BadInput(f"{name}: expected a tensor on the host, got one on {device}")
-    array: npt.NDArray[Any] = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
+    array: npt.NDArray[Any]
+    try:
+        array = tensor.numpy()  # refuses a tensor that is not on the host
+    except AttributeError:
+        array = np.asarray(tensor)
+    except (TypeError, RuntimeError) as error:
+        raise BadInput(f"{name}: expected a tensor on the host, got one on {tensor.device}") from error
     if array.ndim != 1 or array.size < size:
         raise BadInput(f"{name}: expected at least {size} elements for num_reqs, got shape {list(array.shape)}")
     return array if array.size == size else array[:size]

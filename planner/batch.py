@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .attention_metadata import read_metadata
 from .errors import BadInput
 from .lengths import (
     INT32_MAX,
@@ -17,6 +18,7 @@ from .lengths import (
     read_flags,
     read_lengths,
 )
+from .scheduler_output import read_step
 from .segments import QueryLens, Segment, Split, cut
 
 if TYPE_CHECKING:
@@ -185,8 +187,6 @@ class Batch:
         that schedule nothing (cached rows carry no prompt length). A plain dict works too, but forgets prefix hits.
         `req_ids`: the runner's row order; default the order of `num_scheduled_tokens`.
         """
-        from .scheduler_output import read_step
-
         return read_step(
             cls,
             scheduler_output,
@@ -212,8 +212,6 @@ class Batch:
         draft tokens a decode row may have had rejected since `seq_lens_cpu_upper_bound` was written; default the most
         that asynchronous scheduling allows (`decode_threshold - 1`), 0 where scheduling is synchronous.
         """
-        from .attention_metadata import read_metadata
-
         return read_metadata(
             cls,
             common_attn_metadata,
@@ -232,7 +230,7 @@ class Batch:
     def max_query_len(self) -> int:
         """Longest query in tokens; 0 without rows."""
         if self._max_query_len is None:
-            self._max_query_len = int(self.query_lens.max()) if self.query_lens.size else 0
+            self._max_query_len = int(np.maximum.reduce(self.query_lens)) if self.query_lens.size else 0
         return self._max_query_len
 
     @property
@@ -244,7 +242,7 @@ class Batch:
     def longest_seq(self) -> int:
         """The largest of `seq_lens`, in tokens; 0 without rows."""
         if self._longest_seq is None:
-            self._longest_seq = int(self.seq_lens.max()) if self.seq_lens.size else 0
+            self._longest_seq = int(np.maximum.reduce(self.seq_lens)) if self.seq_lens.size else 0
         return self._longest_seq
 
     @property

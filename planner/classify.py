@@ -40,7 +40,7 @@ class Classification:
 
     def __init__(self, batch: Batch) -> None:
         table = np.empty((2, batch.query_lens.size), dtype=np.uint8)
-        self.codes, self._regions = table
+        self.codes, self._regions = table[0], table[1]
         self._summary = summary = passes.active.describe(
             batch.query_lens,
             batch.computed_lens,
@@ -76,6 +76,11 @@ class Classification:
         if self._order is None and self._summary & passes.DISORDERED:
             self._order = self._regions.argsort(kind="stable").tolist()
         return self._order
+
+    @property
+    def has_long_rows(self) -> bool:
+        """Whether a query is longer than the batch's decode threshold."""
+        return self._summary & passes.ANY_LONG != 0
 
     @property
     def padded(self) -> bool:

@@ -20,6 +20,7 @@ from .vocabulary import RowKind
 
 _NO_COST = Cost(0, 0, 0, 0, 0)
 _NO_HEADS = Heads()
+MOST_SIZES = 64  # remembered a layout: shapes that follow the batch would grow without end
 
 
 class _Settings:
@@ -96,7 +97,7 @@ class Planner:
     def _refuse_over_limits(self, batch: Batch) -> None:
         """Padding does not count: graphs round up."""
         most = self.limits.max_num_seqs
-        if len(batch) > most and (rows := int(np.count_nonzero(batch.query_lens))) > most:
+        if batch.query_lens.size > most and (rows := int(np.count_nonzero(batch.query_lens))) > most:
             raise BadInput(f"query_lens[{most}]: expected at most {most} rows (limits.max_num_seqs), got {rows}")
         most = self.limits.max_num_batched_tokens
         if batch.num_tokens > most and (tokens := int(batch.query_start_loc[-1])) > most:
@@ -184,7 +185,7 @@ class _Part(NamedTuple):
 class _Layout:
     """What follows from the routes alone: which fields are planned, who reads them, why the others are left out."""
 
-    __slots__ = ("arrays", "buffers", "launches", "moving", "moving_sizes", "planned", "routes", "skipped")
+    __slots__ = ("arrays", "buffers", "launches", "moving", "moving_sizes", "planned", "routes", "sizes", "skipped")
 
     def __init__(self, backend: Backend, step: Step, routes: Mapping[str, Route], shared: Sequence[Route]) -> None:
         consumers = _consumers((*routes.values(), *shared))
@@ -206,6 +207,7 @@ class _Layout:
         self.skipped.update(backend.never_read)
         self.arrays = [p.name for p in self.planned if p.source == "host" and not stays_on_host(p.dtype)]
         self.buffers = [p.name for p in self.planned if p.source == "persistent"]
+        self.sizes: dict[tuple[str, Shape], int] = {}  # bytes of the buffers, by name and shape
         self.moving_sizes = any(not stays_on_host(p.dtype) for p in self.moving)
 
 
@@ -311,8 +313,18 @@ def _segment(batch: Batch, segment: Segment) -> SegmentPlan:
 
 
 def _cost(layout: _Layout, fields: Mapping[str, FieldPlan]) -> Cost:
-    h2d = sum(fields[name].nbytes for name in layout.arrays if fields[name].source == "host")
-    persistent = sum(fields[name].nbytes for name in layout.buffers)
+    h2d = persistent = 0
+    for name in layout.arrays:
+        if (value := fields[name].value) is not None:
+            h2d += value.nbytes
+    for name in layout.buffers:
+        planned = fields[name]
+        size = layout.sizes.get((name, planned.shape))
+        if size is None:
+            size = planned.nbytes
+            if len(layout.sizes) < MOST_SIZES:
+                layout.sizes[name, planned.shape] = size
+        persistent += size
     if h2d or persistent or layout.launches:
         return Cost(0, 1 if h2d else 0, h2d, layout.launches, persistent)
     return _NO_COST

@@ -13,7 +13,7 @@ from . import _rows_twin
 from .lengths import BoolArray, Int32Array, UInt8Array
 
 PADDING, DECODE, CAUSAL, EXTEND, CHUNKED = range(5)  # ordered: the largest one present names the batch class
-GUESSED, CERTAIN_CHUNK, DISORDERED = 32, 64, 128
+GUESSED, CERTAIN_CHUNK, DISORDERED, ANY_LONG = 32, 64, 128, 256
 HAS_UNKNOWN, FLAG_DIFFERS, REPEATED = 1, 2, 4
 MISALIGNED = -1
 
@@ -42,7 +42,7 @@ class RowPasses(Protocol):
         regions: UInt8Array,
         /,
     ) -> int:
-        """Kind and region of every row; the kinds present, GUESSED, CERTAIN_CHUNK, DISORDERED."""
+        """Kind and region of every row; the kinds present and the bits above."""
 
     def cut_three(self, query: Int32Array, computed: Int32Array, threshold: int, /) -> tuple[int, int, int, int]:
         """First row of extend and of prefill, and the tokens before each."""

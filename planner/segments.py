@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from . import rows as passes
 from .errors import BadInput
 
@@ -26,14 +28,14 @@ class Segment(NamedTuple):
         start, stop = self.rows
         if stop - start == batch.query_lens.size:
             return batch.max_query_len
-        return int(batch.query_lens[start:stop].max())
+        return int(np.maximum.reduce(batch.query_lens[start:stop]))
 
     def max_seq_len(self, batch: Batch) -> int:
         """Longest sequence of the segment, in tokens (an upper bound where lengths are bounds)."""
         start, stop = self.rows
         if stop - start == batch.seq_lens.size:
             return batch.longest_seq
-        return int(batch.seq_lens[start:stop].max())
+        return int(np.maximum.reduce(batch.seq_lens[start:stop]))
 
 
 def cut(
@@ -67,6 +69,9 @@ def cut(
 
 def _three(batch: Batch, threshold: int) -> list[Segment]:
     rows, end = batch.query_lens.size, batch.num_tokens
+    known = batch.classification
+    if known is not None and not known.has_long_rows and threshold >= batch.decode_threshold:
+        return [Segment("decode", (0, rows), (0, end))]
     # seq_len == query_len, upstream's test for a row without context, is the same as no computed tokens
     extend, prefill, extend_token, prefill_token = passes.active.cut_three(
         batch.query_lens, batch.computed_lens, threshold
