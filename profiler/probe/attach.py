@@ -128,6 +128,12 @@ class Attachment:
         answer: str | None = self._ask("python", code=code)["answer"]
         return answer
 
+    def bring(self, data: bytes) -> int:
+        """Put `data` into the target; returns its address there, good until the next `bring` or `install`."""
+        address: int = self._ask("allocate", size=len(data))["arena"]
+        self._ask("poke", at=address, data=data.hex())
+        return address
+
     def vendor(self, preferred: str | None = None) -> Vendor:
         """Whose runtime is loaded in the target. Raises `Unreachable` if none is."""
         loaded = [v for v in VENDORS.values() if any(_is(v, path) for path in self.libraries)]
