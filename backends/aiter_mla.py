@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..planner import schedules
-from ..planner.backend import Backend, Field, Kernel, Maker, Route, Step
+from ..planner.backend import Backend, Field, Maker, Route, Step
 from ..planner.environment import Environment, Limits
 from ..planner.errors import BadInput
-from ..planner.lengths import Int32Array
 from . import mla_decode as decode
 from . import mla_kernels as kernels
-from .mla_context import even_chunks, packed_chunks
+from .mla_context import EvenChunks, PackedChunks, even_chunks, packed_chunks, prefill_query_start_loc
 
 FP8_QUERY_TILE = 256  # query rows of one tile of the FP8 prefill kernel
 FP8_KV_UNIT = 128
@@ -29,14 +28,6 @@ FP8_KV_UNIT = 128
 def _longest_query(step: Step) -> int:
     """Upstream hands a prefill the longest query of the whole batch, and so do we: kernels need a bound only."""
     return step.batch.max_query_len
-
-
-def prefill_query_start_loc(step: Step) -> Int32Array:
-    """(rows + 1,) int32 of the prefill segment, starting at 0."""
-    rows = step.rows("prefill")
-    starts = step.batch.query_start_loc[rows.start : rows.stop + 1]
-    rebased: Int32Array = starts - starts[0]
-    return rebased
 
 
 def fp8_schedule(step: Step) -> schedules.WorkSchedule:
@@ -75,10 +66,15 @@ def _is_026(step: Step) -> bool:
     return step.environment.release == (0, 26)
 
 
-def _has_context(step: Step) -> bool:
+def _continues(step: Step) -> bool:
     """Whether a live row of the prefill segment continues a sequence."""
     rows = step.rows("prefill")
-    return bool((step.batch.computed_lens[rows] * (step.batch.query_lens[rows] > 0)).any())
+    computed = step.batch.computed_lens[rows]
+    return bool(computed.any()) and bool(computed[step.batch.query_lens[rows] > 0].any())
+
+
+def _has_context(step: Step) -> bool:
+    return step.once(_continues)
 
 
 def _is_sharded(step: Step) -> bool:
@@ -107,28 +103,24 @@ def _fp8_refusal(step: Step) -> str | None:
     return None
 
 
-def _is_causal(step: Step) -> bool:
-    return step.batch.causal is True
-
-
 # ---------------------------------------------------------------- reasons
 
 
 def _work_unread(step: Step) -> str:
-    environment = step.environment
-    if decode.gluon_decode(step) or decode.gluon_verify(step):
-        return "mla_gluon splits the KV by itself; only the assembly kernels follow a schedule"
-    if decode.is_unscheduled(step):
+    environment, served = step.environment, step.once(decode.serving)
+    if served is decode.Kernel.UNSCHEDULED:
         return f"vLLM {environment.vllm} launches decode blocks of this length without a schedule"
-    if decode.lacks_persistent_kernel(step):
+    if served is decode.Kernel.LACKING:
         return (
             f"no persistent kernel takes 16 heads and more than {decode.MAX_BF16_PERSISTENT_QUERY} bf16 tokens a row: "
             "the split-KV kernel serves them, though vLLM 0.32 fills the buffers"
         )
-    return (
-        f"aiter takes the split-KV kernel from {environment.mla_persistent_max_batch} launched rows on "
-        "(AITER_MLA_DECODE_PERSISTENT_MAX_BATCH) for gfx950, bf16, 16 heads and one token a row"
-    )
+    if served is decode.Kernel.GATED:
+        return (
+            f"aiter takes the split-KV kernel from {environment.mla_persistent_max_batch} launched rows on "
+            "(AITER_MLA_DECODE_PERSISTENT_MAX_BATCH) for gfx950, bf16, 16 heads and one token a row"
+        )
+    return "mla_gluon splits the KV by itself; only the assembly kernels follow a schedule"
 
 
 def _fp8_unread(step: Step) -> str:
@@ -143,7 +135,7 @@ def _decode_only(what: str) -> Maker:
 
 
 def _min_kv_unread(step: Step) -> str:
-    if decode.gluon_decode(step):
+    if step.once(decode.serving) is decode.Kernel.GLUON:
         return "vLLM hands mla_gluon a bound for draft blocks only; one token a row keeps the default of one split"
     return "only mla_gluon chooses its number of splits by a shortest sequence"
 
@@ -243,7 +235,7 @@ def _work_field(name: str) -> Field:
 WORK_FIELDS = tuple(_work_field(name) for name in kernels.WORK_BUFFERS)
 
 PREFILL_FIELDS = (
-    Field("prefill.query_start_loc", "host", "int32", prefill_query_start_loc),
+    Field("prefill.query_start_loc", "host", "int32", lambda step: step.once(prefill_query_start_loc)),
     Field("prefill.max_query_len", "host", "int", _longest_query),
 )
 
@@ -269,13 +261,16 @@ FP8_FIELDS = (
 )
 
 
-def _chunk_field(name: str, dtype: str, packed: Any = None, even: Any = None, of_shard: bool = False) -> Field:
+def _chunks(step: Step) -> PackedChunks | EvenChunks:
+    return even_chunks(step) if _is_026(step) else packed_chunks(step)
+
+
+def _chunk_field(name: str, dtype: str, packed: str = "", even: str = "", of_shard: bool = False) -> Field:
     """A field of vLLM 0.32's layout (`packed`), of 0.26's (`even`), or of both."""
 
     def value(step: Step) -> Any:
-        if _is_026(step):
-            return getattr(step.once(even_chunks), even)
-        return packed(step.once(packed_chunks)) if callable(packed) else getattr(step.once(packed_chunks), packed)
+        chunks = step.once(_chunks)
+        return getattr(chunks, packed if isinstance(chunks, PackedChunks) else even)
 
     version = "" if packed and even else "0.32" if packed else "0.26"
     return Field(
@@ -305,40 +300,43 @@ CHUNK_FIELDS = (
     _chunk_field("starts", "int32", "starts", "starts"),
     _chunk_field("token_to_seq", "int32", "token_to_seq", "token_to_seq"),
     _chunk_field("query_start_loc", "int32", "query_start_loc"),
-    _chunk_field("num_chunks", "int", lambda chunks: len(chunks.rows)),
-    _chunk_field("request_slice", "list", "rows"),
-    _chunk_field("token_slice", "list", "tokens"),
+    _chunk_field("num_chunks", "int", "num_chunks"),
+    _chunk_field("request_slice", "list[list[int]]", "rows"),
+    _chunk_field("token_slice", "list[list[int]]", "tokens"),
     _chunk_field("continuation_token_end", "list[int]", "continuation_token_end"),
     _chunk_field("is_continuation", "list[bool]", "is_continuation"),
     _chunk_field("num_context_tokens", "list[int]", "num_context_tokens"),
     _chunk_field("max_query_len", "list[int]", "max_query_len"),
     _chunk_field("max_seq_len", "list[int]", "max_seq_len"),
-    _chunk_field("empty_token_slices", "list", "empty_tokens"),
-    _chunk_field("seq_tot", "list[int]", None, "seq_tot"),
-    _chunk_field("max_seq_lens", "list[int]", None, "max_seq_lens"),
-    _chunk_field("chunk_total_token", "list[int]", None, "chunk_total_token"),
-    _chunk_field("has_empty_context", "list[bool]", None, "has_empty_context"),
-    _chunk_field("prefill_tokens_with_context", "int", None, "prefill_tokens_with_context"),
+    _chunk_field("empty_token_slices", "list[list[int]]", "empty_tokens"),
+    _chunk_field("seq_tot", "list[int]", "", "seq_tot"),
+    _chunk_field("max_seq_lens", "list[int]", "", "max_seq_lens"),
+    _chunk_field("chunk_total_token", "list[int]", "", "chunk_total_token"),
+    _chunk_field("has_empty_context", "list[bool]", "", "has_empty_context"),
+    _chunk_field("prefill_tokens_with_context", "int", "", "prefill_tokens_with_context"),
 )
 
 
-def _shard_field(name: str, dtype: str, packed: Any = None, even: Any = None) -> Field:
+def _shard_field(name: str, dtype: str, packed: str = "", even: str = "") -> Field:
     return _chunk_field(name, dtype, packed, even, of_shard=True)
 
 
 SHARD_FIELDS = (
-    _shard_field("local_context_lens_allranks", "list", "local_lens_allranks", "local_lens_allranks"),
+    _shard_field("local_context_lens_allranks", "list[list[int]]", "local_lens_allranks", "local_lens_allranks"),
     _shard_field("padded_local_cu_seq_lens", "int32", "local_cu_seq_lens", "local_cu_seq_lens"),
     _shard_field("padded_local_token_to_seq", "int32", "local_token_to_seq", "local_token_to_seq"),
-    _shard_field("padded_local_seq_lens", "list", "local_seq_lens"),
+    _shard_field("padded_local_seq_lens", "list[list[int]]", "local_seq_lens"),
     _shard_field("num_local_context_tokens", "list[int]", "num_local_tokens"),
-    _shard_field("local_starts", "list", "local_starts"),
-    _shard_field("padded_local_chunk_seq_lens", "list", None, "local_chunk_seq_lens"),
-    _shard_field("cu_seq_lens_lst", "list", None, "cu_seq_lens_lst"),
-    _shard_field("chunk_size", "int", None, "chunk_size"),
+    _shard_field("local_starts", "list[list[int]]", "local_starts"),
+    _shard_field("padded_local_chunk_seq_lens", "list[list[int]]", "", "local_chunk_seq_lens"),
+    _shard_field("cu_seq_lens_lst", "list[list[int]]", "", "cu_seq_lens_lst"),
+    _shard_field("chunk_size", "int", "", "chunk_size"),
 )
 
 # ---------------------------------------------------------------- routes
+
+
+NOT_CAUSAL = "only causal batches are planned: a drafter's non-causal block is left to vLLM"
 
 
 def _refused_block(step: Step) -> str:
@@ -348,26 +346,11 @@ def _refused_block(step: Step) -> str:
     )
 
 
-def _decode_routes(tail: tuple[Kernel, ...], when: Any) -> tuple[Route, ...]:
-    """The assembly kernels' routes; one route for every reason to leave the schedule out."""
-
-    def split(condition: Any) -> Route:
-        return Route(
-            "decode", (kernels.SPLIT_KV, *tail), lambda step: when(step) and condition(step), kernels.BUILD_DECODE
-        )
-
-    return (
-        split(decode.is_unscheduled),
-        split(decode.lacks_persistent_kernel),
-        split(decode.is_gated),
-        Route("decode", (kernels.SCHEDULER, kernels.PERSISTENT, *tail), when, kernels.BUILD_DECODE),
-    )
-
-
-NOT_CAUSAL = "only causal batches are planned: a drafter's non-causal block is left to vLLM"
-
-ROUTES = (
-    *(Route(name, when=lambda step: not _is_causal(step), refuse=NOT_CAUSAL) for name in ("decode", "prefill")),
+REFUSALS = (
+    *(
+        Route(name, when=lambda step: step.batch.causal is not True, refuse=NOT_CAUSAL)
+        for name in ("decode", "prefill")
+    ),
     Route(
         "decode",
         when=lambda step: _is_sharded(step) and _is_026(step),
@@ -378,46 +361,56 @@ ROUTES = (
         when=lambda step: _is_sharded(step) and step.once(decode.decode_rows).max_qo_len > 1,
         refuse=_refused_block,
     ),
-    Route(
-        "decode",
-        (kernels.GLUON, kernels.COMBINE),
-        lambda step: _is_sharded(step) and decode.gluon_decode(step),
-        kernels.BUILD_DECODE,
-    ),
-    *_decode_routes((kernels.COMBINE,), _is_sharded),
-    Route("decode", (kernels.GLUON,), decode.gluon_decode, kernels.BUILD_DECODE),
-    Route("decode", (kernels.GLUON_VERIFY,), decode.gluon_verify, kernels.BUILD_DECODE),
-    *_decode_routes((), lambda step: True),
 )
 
-PREFILL_ROUTES = (
+# One route for every reason to leave the schedule out: what is left out, and why, is kept by route.
+DECODE_KERNELS = {
+    decode.Kernel.PERSISTENT: (kernels.SCHEDULER, kernels.PERSISTENT),
+    decode.Kernel.GATED: (kernels.SPLIT_KV,),
+    decode.Kernel.LACKING: (kernels.SPLIT_KV,),
+    decode.Kernel.UNSCHEDULED: (kernels.SPLIT_KV,),
+    decode.Kernel.GLUON: (kernels.GLUON,),
+    decode.Kernel.GLUON_VERIFY: (kernels.GLUON_VERIFY,),
+}
+
+
+def _decode_route(served: decode.Kernel, is_sharded: bool) -> Route:
+    """Under decode context parallelism the ranks' results are merged behind the same kernels."""
+
+    def when(step: Step) -> bool:
+        return step.once(decode.serving) is served and _is_sharded(step) is is_sharded
+
+    tail = (kernels.COMBINE,) if is_sharded else ()
+    return Route("decode", (*DECODE_KERNELS[served], *tail), when, kernels.BUILD_DECODE)
+
+
+CONTEXT_KERNELS = {
+    ("0.32", "whole"): (kernels.GATHER, kernels.CONTEXT, kernels.ACCUMULATE),
+    ("0.32", "shard"): (kernels.GATHER_SHARD, kernels.REORDER, kernels.CONTEXT, kernels.ACCUMULATE),
+    ("0.32", "fp8 shard"): (kernels.GATHER_FP8_SHARD, kernels.REORDER, kernels.CONTEXT, kernels.ACCUMULATE),
+    ("0.26", "whole"): (kernels.GATHER_026, kernels.CONTEXT_026, kernels.MERGE_026),
+    ("0.26", "shard"): (kernels.GATHER_SHARD_026, kernels.REORDER_026, kernels.CONTEXT_026, kernels.MERGE_026),
+    ("0.26", "fp8 shard"): (kernels.GATHER_FP8_SHARD_026, kernels.REORDER_026, kernels.CONTEXT_026, kernels.MERGE_026),
+}
+
+
+def _context_kind(step: Step) -> tuple[str, str] | None:
+    """Which vLLM gathers what of the context; None where there is none."""
+    if not _has_context(step):
+        return None
+    what = "whole" if not _is_sharded(step) else "fp8 shard" if _has_fp8_cache(step) else "shard"
+    return ("0.26" if _is_026(step) else "0.32"), what
+
+
+def _context_route(kind: tuple[str, str]) -> Route:
+    return Route("prefill", (kernels.NEW_TOKENS, *CONTEXT_KERNELS[kind]), lambda step: step.once(_context_kind) == kind)
+
+
+ROUTES = (
+    *REFUSALS,
+    *(_decode_route(served, is_sharded) for is_sharded in (False, True) for served in DECODE_KERNELS),
     Route("prefill", (kernels.FP8_PREFILL, kernels.FP8_REDUCE), _takes_fp8),
-    Route(
-        "prefill",
-        (kernels.NEW_TOKENS, kernels.GATHER_FP8_SHARD_026, kernels.REORDER_026, kernels.CONTEXT_026, kernels.MERGE_026),
-        lambda step: _has_context(step) and _is_026(step) and _is_sharded(step) and _has_fp8_cache(step),
-    ),
-    Route(
-        "prefill",
-        (kernels.NEW_TOKENS, kernels.GATHER_SHARD_026, kernels.REORDER_026, kernels.CONTEXT_026, kernels.MERGE_026),
-        lambda step: _has_context(step) and _is_026(step) and _is_sharded(step),
-    ),
-    Route(
-        "prefill",
-        (kernels.NEW_TOKENS, kernels.GATHER_026, kernels.CONTEXT_026, kernels.MERGE_026),
-        lambda step: _has_context(step) and _is_026(step),
-    ),
-    Route(
-        "prefill",
-        (kernels.NEW_TOKENS, kernels.GATHER_FP8_SHARD, kernels.REORDER, kernels.CONTEXT, kernels.ACCUMULATE),
-        lambda step: _has_context(step) and _is_sharded(step) and _has_fp8_cache(step),
-    ),
-    Route(
-        "prefill",
-        (kernels.NEW_TOKENS, kernels.GATHER_SHARD, kernels.REORDER, kernels.CONTEXT, kernels.ACCUMULATE),
-        lambda step: _has_context(step) and _is_sharded(step),
-    ),
-    Route("prefill", (kernels.NEW_TOKENS, kernels.GATHER, kernels.CONTEXT, kernels.ACCUMULATE), _has_context),
+    *(_context_route(kind) for kind in CONTEXT_KERNELS),
     Route("prefill", (kernels.NEW_TOKENS,)),
 )
 
@@ -459,7 +452,7 @@ BACKEND = Backend(
     upstream="ROCM_AITER_MLA",
     split="two",
     query_lens="uniform",
-    routes=(*ROUTES, *PREFILL_ROUTES),
+    routes=ROUTES,
     shared=(Route("all", (kernels.CACHE_WRITE,), entry=kernels.FORWARD),),
     fields=(*COMMON_FIELDS, *DECODE_FIELDS, *WORK_FIELDS, *PREFILL_FIELDS, *FP8_FIELDS, *CHUNK_FIELDS, *SHARD_FIELDS),
     never_read=NEVER_READ,

@@ -7,14 +7,14 @@ and splits only the row that crosses the end. Under decode context parallelism (
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..planner.backend import Step
 from ..planner.errors import BadInput, UnorderedBatch
-from ..planner.lengths import Int32Array
-from ..planner.schedules.arguments import INT32_MAX
+from ..planner.lengths import INT32_MAX, Int32Array
+from . import mla_cutting
 
 # An int32 per context token is staged: 2**28 of them are one GiB, far past any cache.
 MAX_CONTEXT_TOKENS = 2**28
@@ -53,32 +53,27 @@ class ContextRows(NamedTuple):
 
 
 def context_rows(step: Step) -> ContextRows:
-    """The prefill segment's context. Raises `BadInput` for more tokens than can be staged."""
+    """The prefill segment's context."""
     rows = step.rows("prefill")
-    lens = np.maximum(step.batch.computed_lens[rows], 0)
-    total = int(lens.sum(dtype=np.int64))
-    if total > MAX_CONTEXT_TOKENS:
-        raise BadInput(f"seq_lens: expected at most {MAX_CONTEXT_TOKENS} tokens of context in a step, got {total}")
-    starts = step.batch.query_start_loc[rows.start : rows.stop + 1]
+    starts = step.once(prefill_query_start_loc)
     environment, limits = step.environment, step.limits
     shards = Shards(environment.dcp_world_size, environment.dcp_interleave)
-    return ContextRows(lens, starts - starts[0], limits.workspace_tokens, limits.block_size, shards)
+    return ContextRows(step.batch.computed_lens[rows], starts, limits.workspace_tokens, limits.block_size, shards)
 
 
-def _repeat(counts: Int32Array, values: Int32Array | None = None) -> Int32Array:
-    return np.repeat(np.arange(counts.size, dtype=np.int32) if values is None else values, counts)
+def prefill_query_start_loc(step: Step) -> Int32Array:
+    """(rows + 1,) int32 of the prefill segment, starting at 0."""
+    start, stop = step["prefill"].rows
+    starts = step.batch.query_start_loc
+    rebased: Int32Array = starts[start : stop + 1] - starts[start]
+    return rebased
+
+
+def _refuse_staging(total: int) -> NoReturn:
+    raise BadInput(f"seq_lens: expected at most {MAX_CONTEXT_TOKENS} tokens of context in a step, got {total}")
 
 
 # ---------------------------------------------------------------- vLLM 0.32
-
-
-class _Cut(NamedTuple):
-    """One piece per row and chunk, in order; int32 arrays of the same length."""
-
-    chunk: Int32Array
-    row: Int32Array
-    start: Int32Array
-    length: Int32Array
 
 
 class PackedChunks(NamedTuple):
@@ -108,121 +103,85 @@ class PackedChunks(NamedTuple):
     local_cu_seq_lens: Int32Array
     local_token_to_seq: Int32Array
 
+    @property
+    def num_chunks(self) -> int:
+        return len(self.rows)
 
-def _pack(context: ContextRows) -> _Cut:
-    """Greedy: rows with context fill a chunk until one does not fit; that one is split at an aligned token.
 
-    A row without context ends a chunk. Every split is at a multiple of the block size (and of the DCP round), so the
-    rows that a piece takes on a rank are a difference of two padded lengths.
+def packed_chunks(step: Step) -> PackedChunks:
+    """Rows with context fill a chunk until one does not fit; that one is split at an aligned token.
+
+    A row without context ends a chunk. Source: vLLM 0.32, `build_mla_chunked_context_metadata`.
     """
-    lens, shards = context.lens, context.shards
-    aligned = math.lcm(context.block_size, shards.round_tokens) if shards.ranks > 1 else context.block_size
+    context = step.once(context_rows)
+    ranks, interleave = context.shards
+    aligned = context.block_size if ranks == 1 else math.lcm(context.block_size, ranks * interleave)
     largest = context.workspace // aligned * aligned
     if largest == 0:
         raise BadInput(
             f"workspace_tokens: expected at least {aligned}, one aligned step of a context, got {context.workspace}"
         )
-    budget = context.workspace // shards.ranks
-    padded = shards.padded(lens.astype(np.int64)) if shards.ranks > 1 else lens.astype(np.int64)
-    ends = np.cumsum(padded)
-    pieces: list[tuple[int, int, int, int]] = []  # chunk, first row, end row, tokens already gathered of the first
-    tails: list[tuple[int, int, int, int]] = []  # chunk, row, start, length of a row that goes on in the next chunk
-    chunk, row, start, count = 0, 0, 0, lens.size
-    empty_after = np.append(np.flatnonzero(lens == 0), count)
-    while row < count:
-        if lens[row] == 0:
-            row += 1
-            continue
-        run_end = int(empty_after[np.searchsorted(empty_after, row)])
-        before = int(ends[row] - padded[row]) + (int(shards.padded(start)) if shards.ranks > 1 else start)
-        fits = min(int(np.searchsorted(ends, before + budget, side="right")), run_end)
-        if fits > row:
-            pieces.append((chunk, row, fits, start))
-        used = int(ends[fits - 1]) - before if fits > row else 0
-        begun = 0 if fits > row else start
-        row, start = fits, 0
-        if fits < run_end:
-            remaining = int(lens[fits]) - begun
-            room = (budget - used) * shards.ranks
-            length = min(largest, (remaining - 1) // aligned * aligned, room // aligned * aligned)
-            if length > 0:
-                tails.append((chunk, fits, begun, length))
-                begun += length
-            start = begun
-        chunk += 1
-    return _expand(lens, pieces, tails)
-
-
-def _expand(lens: Int32Array, pieces: list[tuple[int, int, int, int]], tails: list[tuple[int, int, int, int]]) -> _Cut:
-    """Runs of whole rows and split rows as one list of pieces in chunk order."""
-    runs = np.asarray(pieces, np.int32).reshape(-1, 4)
-    each = runs[:, 2] - runs[:, 1]
-    first = np.cumsum(each) - each
-    whole_row = (
-        _repeat(each, runs[:, 1]) + np.arange(each.sum(), dtype=np.int32) - _repeat(each, first.astype(np.int32))
+    found = mla_cutting.active.cut_contexts(
+        context.lens,
+        context.query_start_loc,
+        context.workspace // ranks,
+        largest,
+        aligned,
+        ranks,
+        interleave,
+        MAX_CONTEXT_TOKENS,
     )
-    whole_start = np.zeros(whole_row.size, np.int32)
-    whole_start[first] = runs[:, 3]
-    split = np.asarray(tails, np.int32).reshape(-1, 4)
-    chunk = np.concatenate([_repeat(each, runs[:, 0]), split[:, 0]])
-    order = np.argsort(chunk, kind="stable")
-    row = np.concatenate([whole_row, split[:, 1]])[order]
-    start = np.concatenate([whole_start, split[:, 2]])[order]
-    length = np.concatenate([lens[whole_row] - whole_start, split[:, 3]])[order]
-    return _Cut(chunk[order], row, start, length)
-
-
-def _indptrs(values: Int32Array, begins: Int32Array, counts: Int32Array) -> Int32Array:
-    """An indptr per chunk, each from 0, one behind another."""
-    out = np.zeros(values.size + counts.size, np.int32)
-    sums = np.cumsum(values, dtype=np.int64)
-    base = sums[begins] - values[begins]
-    out[np.arange(values.size) + _repeat(counts) + 1] = sums - _repeat(counts, base)
-    return out
-
-
-def packed_chunks(step: Step) -> PackedChunks:
-    """Source: vLLM 0.32, `build_mla_chunked_context_metadata`."""
-    context = step.once(context_rows)
-    cut = _pack(context)
-    starts = context.query_start_loc
-    counts = np.bincount(cut.chunk).astype(np.int32)
-    begins = (np.cumsum(counts) - counts).astype(np.int32)
-    first, last = cut.row[begins], cut.row[begins + counts - 1] + 1
-    query = np.diff(starts)[cut.row]
-    within = np.arange(cut.row.size, dtype=np.int32) - _repeat(counts, begins)
-    no_array, shards = np.empty(0, np.int32), context.shards
-    lists: list[list[list[int]]] = [[], []]
-    local_cu, local_map, local_tokens, allranks = no_array, no_array, np.add.reduceat(cut.length, begins), []
-    if shards.ranks > 1:
-        local_start = shards.padded(cut.start)
-        local_len = shards.padded(cut.start + cut.length) - local_start
-        lists = [[part.tolist() for part in np.split(values, begins[1:])] for values in (local_len, local_start)]
-        local_cu, local_map = _indptrs(local_len, begins, counts), _repeat(local_len, within)
-        local_tokens = np.add.reduceat(local_len, begins)
-        held = shards.local(context.lens)
-        allranks = [held[a:b].tolist() for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-    empty = np.flatnonzero(context.lens == 0)
+    if isinstance(found, int):
+        _refuse_staging(found)
+    block, chunks, pieces, tokens, local_tokens, empty = found
+    flat = np.frombuffer(block, np.int32)
+    bounds = pieces + chunks
+    a = chunks * mla_cutting.CHUNK_COLUMNS
+    b = a + pieces
+    c = b + bounds
+    d = c + bounds
+    e = d + tokens
+    f = e + (bounds if ranks > 1 else 0)
+    g = f + local_tokens
+    table = flat[:a].reshape(chunks, mla_cutting.CHUNK_COLUMNS)
+    columns = table.T.tolist()
+    shards = _shard_lists(context, table, flat[a:b], flat[e:f]) if ranks > 1 else ([], [], [])
     return PackedChunks(
-        rows=np.stack([first, last], axis=1).tolist(),
-        tokens=np.stack([starts[first], starts[last]], axis=1).tolist(),
-        continuation_token_end=starts[first + 1].tolist(),
-        is_continuation=(cut.start[begins] > 0).tolist(),
-        num_context_tokens=np.add.reduceat(cut.length, begins).tolist(),
-        max_query_len=np.maximum.reduceat(query, begins).tolist(),
-        max_seq_len=np.maximum.reduceat(cut.length, begins).tolist(),
-        query_start_loc=_indptrs(query, begins, counts),
-        cu_seq_lens=_indptrs(cut.length, begins, counts),
-        starts=cut.start if shards.ranks == 1 else shards.padded(cut.start),
-        token_to_seq=_repeat(cut.length, within),
-        empty_tokens=np.stack([starts[empty], starts[empty + 1]], axis=1).tolist(),
-        local_seq_lens=lists[0],
-        local_starts=lists[1],
-        local_lens_allranks=allranks,
-        num_local_tokens=local_tokens.tolist(),
-        local_cu_seq_lens=local_cu,
-        local_token_to_seq=local_map,
+        rows=table[:, 0:2].tolist(),
+        tokens=table[:, 2:4].tolist(),
+        continuation_token_end=columns[4],
+        is_continuation=[bool(flag) for flag in columns[5]],
+        num_context_tokens=columns[6],
+        max_query_len=columns[7],
+        max_seq_len=columns[8],
+        num_local_tokens=columns[9],
+        starts=flat[a:b],
+        cu_seq_lens=flat[b:c],
+        query_start_loc=flat[c:d],
+        token_to_seq=flat[d:e],
+        local_cu_seq_lens=flat[e:f],
+        local_token_to_seq=flat[f:g],
+        empty_tokens=flat[g:].reshape(empty, 2).tolist(),
+        local_seq_lens=shards[0],
+        local_starts=shards[1],
+        local_lens_allranks=shards[2],
     )
+
+
+def _shard_lists(
+    context: ContextRows, table: Int32Array, starts: Int32Array, local_cu_seq_lens: Int32Array
+) -> tuple[list[list[int]], list[list[int]], list[list[list[int]]]]:
+    """(padded lengths, padded starts, true lengths on every rank) of each chunk's pieces."""
+    held = context.shards.local(context.lens)
+    lengths, begins, everywhere = [], [], []
+    at = 0
+    for chunk, (first, last) in enumerate(table[:, 0:2].tolist()):
+        count = last - first
+        lengths.append(np.diff(local_cu_seq_lens[at + chunk : at + chunk + count + 1]).tolist())
+        begins.append(starts[at : at + count].tolist())
+        everywhere.append(held[first:last].tolist())
+        at += count
+    return lengths, begins, everywhere
 
 
 # ---------------------------------------------------------------- vLLM 0.26
@@ -276,6 +235,9 @@ def even_chunks(step: Step) -> EvenChunks:
     """Source: vLLM 0.26, `build_mla_chunked_context_metadata`."""
     context = step.once(context_rows)
     lens, shards = context.lens, context.shards
+    total = int(lens.sum(dtype=np.int64))
+    if total > MAX_CONTEXT_TOKENS:
+        _refuse_staging(total)
     with_context = int(np.count_nonzero(lens))
     live = np.diff(context.query_start_loc) > 0
     late = np.flatnonzero(live[with_context:] & (lens[with_context:] > 0))

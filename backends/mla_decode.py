@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -119,13 +121,41 @@ def _reads_query_lens(step: Step, longest: int) -> bool:
 # ---------------------------------------------------------------- which kernel
 
 
-def _gluon_allowed(step: Step) -> bool:
+class Kernel(Enum):
+    """Who serves a decode, and where no schedule is read, why."""
+
+    PERSISTENT = "the persistent kernel follows a schedule"
+    GATED = "aiter leaves the persistent kernel from so many rows on"
+    LACKING = "no persistent kernel takes so many tokens a row"
+    UNSCHEDULED = "vLLM asks for no schedule"
+    GLUON = "mla_gluon, one token a row"
+    GLUON_VERIFY = "mla_gluon, a block of drafts a row"
+
+
+def serving(step: Step) -> Kernel:
+    """The kernel of this step's decode: what vLLM asks for, and what aiter makes of it."""
+    environment, rows = step.environment, step.once(decode_rows)
+    heads, longest = gathered_heads(environment, step.limits), rows.max_qo_len
+    if heads < HEADS_PER_KERNEL and _gluon_allowed(environment):
+        if longest == 1 and (HEADS_PER_KERNEL % heads == 0 or environment.mla_small_heads == "gluon"):
+            return Kernel.GLUON
+        if longest > 1 and environment.dcp_world_size == 1:
+            return Kernel.GLUON_VERIFY
+    if not 1 <= longest <= _longest_scheduled(step):
+        return Kernel.UNSCHEDULED
+    if environment.kv_dtype != "fp8" and padded_heads(heads) == HEADS_PER_KERNEL:
+        if longest > MAX_BF16_PERSISTENT_QUERY:
+            return Kernel.LACKING
+        if longest == 1 and 0 < environment.mla_persistent_max_batch <= rows.launched and _has_gate(environment):
+            return Kernel.GATED
+    return Kernel.PERSISTENT
+
+
+def _gluon_allowed(environment: Environment) -> bool:
     """vLLM 0.32's small-head kernel: gfx950, KV not FP8, and a cache that keeps its bounds mask."""
-    environment = step.environment
     size = environment.kv_cache_bytes
     return (
         environment.release >= (0, 32)
-        and gathered_heads(environment, step.limits) < HEADS_PER_KERNEL
         and environment.gfx == "gfx950"
         and environment.kv_dtype != "fp8"
         and environment.mla_small_heads != "asm"
@@ -133,61 +163,31 @@ def _gluon_allowed(step: Step) -> bool:
     )
 
 
-def gluon_decode(step: Step) -> bool:
-    """One token a row; other counts than divisors of 16 only where Gluon was asked for."""
-    divides = HEADS_PER_KERNEL % gathered_heads(step.environment, step.limits) == 0
-    return (
-        step.once(decode_rows).max_qo_len == 1
-        and _gluon_allowed(step)
-        and (divides or step.environment.mla_small_heads == "gluon")
-    )
+def _has_gate(environment: Environment) -> bool:
+    """Whether this aiter leaves the persistent kernel it was asked for at high concurrency."""
+    version = environment.aiter_version
+    is_bf16 = environment.dtype == environment.kv_dtype == "bf16"
+    return environment.gfx == "gfx950" and is_bf16 and (version is None or version >= GATE_SINCE)
 
 
-def gluon_verify(step: Step) -> bool:
-    """A block of drafts a row, causal, without DCP."""
-    return step.once(decode_rows).max_qo_len > 1 and step.environment.dcp_world_size == 1 and _gluon_allowed(step)
+def _longest_scheduled(step: Step) -> int:
+    """Longest block that vLLM asks a schedule for: 0.26 for one token a row, 0.32 for a draft block."""
+    return 1 if step.environment.release == (0, 26) else step.batch.decode_threshold
 
 
 def launched_heads(step: Step) -> int:
     """Query heads the decode kernel is launched with."""
     heads = gathered_heads(step.environment, step.limits)
-    return heads if step.once(gluon_decode) or step.once(gluon_verify) else padded_heads(heads)
-
-
-def is_gated(step: Step) -> bool:
-    """Whether aiter leaves the persistent kernel it was asked for: gfx950, bf16, 16 heads, one token, many rows."""
-    environment, rows = step.environment, step.once(decode_rows)
-    version, most = environment.aiter_version, environment.mla_persistent_max_batch
-    return (
-        environment.gfx == "gfx950"
-        and environment.dtype == environment.kv_dtype == "bf16"
-        and launched_heads(step) == HEADS_PER_KERNEL
-        and rows.max_qo_len == 1
-        and 0 < most <= rows.launched
-        and (version is None or version >= GATE_SINCE)
-    )
-
-
-def lacks_persistent_kernel(step: Step) -> bool:
-    """16 launched heads with a cache that is not FP8 and more than four tokens a row."""
-    return (
-        step.environment.kv_dtype != "fp8"
-        and launched_heads(step) == HEADS_PER_KERNEL
-        and step.once(decode_rows).max_qo_len > MAX_BF16_PERSISTENT_QUERY
-    )
-
-
-def is_unscheduled(step: Step) -> bool:
-    """Whether vLLM itself asks for no schedule: 0.26 past one token a row, both past the longest draft block."""
-    longest = step.once(decode_rows).max_qo_len
-    most = 1 if step.environment.release == (0, 26) else step.batch.decode_threshold
-    return not 1 <= longest <= most
+    return heads if step.once(serving) in (Kernel.GLUON, Kernel.GLUON_VERIFY) else padded_heads(heads)
 
 
 def work_shapes(step: Step) -> dict[str, tuple[int, ...]]:
     """Shapes of the six work buffers, for as many rows as the scheduler ever launches."""
-    environment, limits = step.environment, step.limits
-    longest = 1 if environment.release == (0, 26) else step.batch.decode_threshold
+    return _work_shapes(step.environment, step.limits, _longest_scheduled(step))
+
+
+@lru_cache(maxsize=64)
+def _work_shapes(environment: Environment, limits: Limits, longest: int) -> dict[str, tuple[int, ...]]:
     return schedules.mla_decode_shapes(
         min(limits.max_num_seqs, limits.max_num_batched_tokens),
         longest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -95,6 +96,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return tuple(sorted(size for size in sizes if size <= most))
 
 
+@lru_cache(maxsize=64)
 def read_version(name: str, text: str) -> tuple[int, int, int]:
     """(major, minor, patch) of a version, suffixes such as .dev3 or +rocm7 dropped. Raises `BadInput`."""
     found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,6}))?", text)

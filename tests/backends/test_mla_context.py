@@ -5,12 +5,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from syncfree.backends import mla_cutting
 from syncfree.backends.mla_context import MAX_CONTEXT_TOKENS, even_chunks, packed_chunks
 from syncfree.planner import BadInput, Batch, Environment, Limits, UnorderedBatch
 from syncfree.planner.backend import Step
 from syncfree.planner.segments import Segment
+
+# The cutter fixture only swaps a module attribute: it holds for all examples of a test.
+relaxed = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=["python", "native"])
+def cutter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs once with the twin, once with the C extension."""
+    if request.param not in mla_cutting.IMPLEMENTATIONS:
+        pytest.skip("the C extension is not built here (no compiler at install time)")
+    monkeypatch.setattr(mla_cutting, "active", mla_cutting.IMPLEMENTATIONS[request.param])
+    return request.param
 
 
 def step_of(
@@ -86,7 +99,8 @@ def contexts(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.usefixtures("cutter")
+@relaxed
 @given(case=contexts())
 def test_032_packs_rows_and_splits_the_one_that_crosses_the_end(case: dict[str, Any]) -> None:
     chunks = packed_chunks(step_of(**case))
@@ -127,7 +141,7 @@ def test_032_packs_rows_and_splits_the_one_that_crosses_the_end(case: dict[str, 
     assert chunks.empty_tokens == empty
 
 
-@settings(deadline=None, max_examples=300)
+@relaxed
 @given(case=contexts())
 def test_026_gives_every_row_with_context_the_same_share(case: dict[str, Any]) -> None:
     case["context"] = sorted(case["context"], key=lambda length: length == 0)
@@ -166,6 +180,7 @@ def test_026_gives_every_row_with_context_the_same_share(case: dict[str, Any]) -
     assert [sum(held) for held in chunks.local_lens_allranks] == case["context"]
 
 
+@pytest.mark.usefixtures("cutter")
 def test_tokens_are_dealt_out_over_ranks_an_interleave_at_a_time() -> None:
     chunks = packed_chunks(step_of([1], [11], 1, 64, ranks=2, interleave=4))
     # Tokens 0..3 and 8..10 lie on rank 0, tokens 4..7 on rank 1; both gather padded rows.
@@ -181,6 +196,7 @@ def test_026_refuses_context_behind_a_row_without() -> None:
     assert even_chunks(step_of([3, 4, 2], [50, 60, 0], 16, 1024)).prefill_tokens_with_context == 7
 
 
+@pytest.mark.usefixtures("cutter")
 def test_a_workspace_under_one_aligned_step_is_refused() -> None:
     with pytest.raises(BadInput, match=r"workspace_tokens: expected at least 64, .* got 63"):
         packed_chunks(step_of([1], [100], 64, 63))
@@ -188,6 +204,16 @@ def test_a_workspace_under_one_aligned_step_is_refused() -> None:
         even_chunks(step_of([1, 1], [100, 100], 16, 31))
 
 
+@pytest.mark.usefixtures("cutter")
 def test_more_context_than_can_be_staged_is_refused() -> None:
     with pytest.raises(BadInput, match=f"seq_lens: expected at most {MAX_CONTEXT_TOKENS} tokens of context"):
         packed_chunks(step_of([1, 1], [2**30, 2**30], 16, 65536))
+
+
+@pytest.mark.usefixtures("cutter")
+def test_arrays_that_do_not_fit_together_are_refused() -> None:
+    lens, query = np.array([5, 6], np.int32), np.array([0, 1], np.int32)
+    with pytest.raises(ValueError, match="do not fit together"):
+        mla_cutting.active.cut_contexts(lens, query, 64, 64, 16, 1, 1, 1000)
+    with pytest.raises(ValueError, match="do not fit together"):
+        mla_cutting.active.cut_contexts(lens, np.array([0, 1, 2], np.int32), 8, 8, 16, 1, 1, 1000)
