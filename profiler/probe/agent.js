@@ -201,6 +201,10 @@ rpc.exports = {
     const arena = ptr(request.arena);
     const found = find(request.libraries, request.wanted).slice(0, request.max_entries);
     const at = (name) => arena.add(request.offsets[name]);
+    // An arena may be used again: threads get new slots under the new key, and no capture is known to be under way.
+    libc('memset', 'pointer', ['pointer', 'int', 'size_t'])(at('threads'), 0, request.offsets.codes - request.offsets.threads);
+    at('threads_used').writeS64(0);
+    at('captures').writeS64(0);
     at('pid').writeS64(Process.id);
     at('key').writeU64(createKey());
     at('is_capturing').writePointer(exported(request.libraries, request.is_capturing[0]));

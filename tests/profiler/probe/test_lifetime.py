@@ -357,3 +357,21 @@ print(os.WEXITSTATUS(status), probe.mark(0).stream)
 """
     )
     assert out.split() == ["5", "1"]
+
+
+def test_an_arena_serves_many_attachments_and_their_threads(busy):
+    """Whoever keeps an arena in its target (an agent there) has room for its threads each time."""
+    from syncfree.profiler.probe import arena as layout
+
+    with Attachment(busy.pid) as keeper:
+        kept = keeper.bring(bytes(layout.SIZE))
+        used = []
+        for _ in range(3):
+            with Attachment(busy.pid) as probe:
+                probe.install(arena=kept)
+                busy.ask("p")
+                busy.ask("r")
+                busy.ask("p")
+                used.append(layout.word(probe.peek, "threads_used"))
+                busy.ask("r")
+    assert used == [2, 2, 2]
