@@ -60,7 +60,7 @@ static int64_t count_of(PyObject *object) {
     return overflow != 0 || value < 0 || value > INT32_MAX ? -1 : value;
 }
 
-static int same_id(PyObject *a, PyObject *b) { return a == b || PyObject_RichCompareBool(a, b, Py_EQ) == 1; }
+static int same_id(PyObject *a, PyObject *b) { return a == b ? 1 : PyObject_RichCompareBool(a, b, Py_EQ); }
 
 static int store_row(PyObject *scheduled, PyObject *computed, Py_ssize_t rows, Py_ssize_t row, int32_t *out,
                      int64_t *total) {
@@ -108,7 +108,9 @@ static PyObject *read_rows(PyObject *self, PyObject *const *args, Py_ssize_t nar
         if (by_request) {
             context = PyDict_GetItemWithError(computed, id);
         } else {
-            if (!same_id(id, PyList_GET_ITEM(ids, i))) {
+            int same = same_id(id, PyList_GET_ITEM(ids, i));
+            if (same <= 0) {
+                failed = same;
                 bad = MISALIGNED;
                 break;
             }
@@ -216,7 +218,7 @@ static int describe_each(const Rows *r, Py_ssize_t count) {
 }
 
 /* The two usual cases in arithmetic instead of look-ups, so that the compiler makes vector code of them: lengths at
- * admission are all there (from a scheduler), or none is (plain lengths, or flags from a metadata). Masks are 0 or -1. */
+ * admission are all there (from a scheduler), or none is (plain lengths, flags from a metadata). Masks are 0 or -1. */
 static inline __attribute__((always_inline)) int describe_usual(const Rows *r, Py_ssize_t count, int admitted,
                                                                 int flagged) {
     const int32_t *restrict query = r->query, *restrict computed = r->computed, *restrict prefill = r->prefill;
@@ -362,7 +364,8 @@ static PyObject *cut_two(PyObject *self, PyObject *const *args, Py_ssize_t nargs
         all_short = query[i] <= threshold;
     if (!failed && count && query[0] <= threshold) {
         for (; row < count; row++) {
-            int prefill = uniform ? query[row] != query[0] && (query[row] || (cuts && !shorts)) : query[row] > threshold;
+            int differs = query[row] != query[0] && (query[row] || (cuts && !shorts));
+            int prefill = uniform ? differs : query[row] > threshold;
             if (!all_short && (prefill || (!shorts && flags[row])))
                 break;
             tokens += query[row];

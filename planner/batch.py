@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .plan import MetadataPlan
 
 
+_ARRAYS = ("query_lens", "seq_lens", "computed_lens", "prefill_lens", "cached_lens", "flag_lens", "seq_lens_lower")
+
+
 class Batch:
     """One step's rows, validated once and immutable. Make it with one of the `from_` constructors.
 
@@ -39,6 +42,7 @@ class Batch:
         "_max_query_len",
         "_max_seq_len",
         "_query_start_loc",
+        "_siblings",
         "cached_lens",
         "causal",
         "classification",
@@ -115,6 +119,7 @@ class Batch:
         self._longest_seq: int | None = None
         self._max_query_len: int | None = None
         self._query_start_loc: Int32Array | None = None
+        self._siblings: dict[tuple[str, int, int], Batch] | None = None
         if not short_extends_as_decodes and is_prefilling is None and flag_lens is None and prefill_lens is None:
             raise BadInput(
                 "short_extends_as_decodes: false needs prefill_lens or is_prefilling, which tell a short extend "
@@ -301,26 +306,89 @@ class Batch:
         index = np.asarray(order, dtype=np.intp)
         if index.shape != self.query_lens.shape or not np.array_equal(np.sort(index), np.arange(index.size)):
             raise BadInput(f"order: expected each of 0 to {len(self) - 1} once, got {list(order)[:8]}")
+        return self._with_rows(index)
+
+    def at_threshold(self, decode_threshold: int) -> Batch:
+        """The same rows as a builder with another threshold sees them (a draft model's beside the target's)."""
+        if decode_threshold == self.decode_threshold:
+            return self
+        threshold = read_count("decode_threshold", decode_threshold, 1)
+        return self._sibling(
+            ("threshold", threshold, 0), lambda: self._with_rows(slice(None), decode_threshold=threshold)
+        )
+
+    def micro_batch(self, start: int, stop: int) -> Batch:
+        """The part of a step that launches the tokens `start` to `stop`; a request cut by an edge gives a part of it.
+
+        Its first part keeps a shorter sequence, its second part has the first as context. Source: vLLM 0.32,
+        `split_attn_metadata`. Rows without tokens go with the last part.
+        """
+        if not 0 <= start < stop <= self.num_tokens:
+            raise BadInput(
+                f"micro_batch: expected 0 <= start < stop <= {self.num_tokens} tokens, got {start} and {stop}"
+            )
+        return self._sibling(("tokens", start, stop), lambda: self._cut(start, stop))
+
+    def _sibling(self, key: tuple[str, int, int], make: Callable[[], Batch]) -> Batch:
+        if self._siblings is None:
+            self._siblings = {}
+        found = self._siblings.get(key)
+        if found is None:
+            found = self._siblings[key] = make()
+        return found
+
+    def _cut(self, start: int, stop: int) -> Batch:
+        starts = self.query_start_loc
+        first = int(np.searchsorted(starts[1:], start, side="right"))
+        last = len(self) if stop >= starts[-1] else int(np.searchsorted(starts[:-1], stop, side="left"))
+        query, seq = self.query_lens[first:last].copy(), self.seq_lens[first:last].copy()
+        lower = None if self.seq_lens_lower is None else self.seq_lens_lower[first:last].copy()
+        if query.size:
+            query[0] -= max(0, start - int(starts[first]))
+            beyond = max(0, int(starts[last]) - stop)
+            query[-1] -= beyond
+            seq[-1] -= beyond
+            if lower is not None:
+                lower[-1] -= beyond
+        return self._with_rows(
+            slice(first, last),
+            query_lens=query,
+            seq_lens=seq,
+            computed_lens=seq - query,
+            seq_lens_lower=lower,
+            num_tokens=stop - start,
+            max_seq_len=self.max_seq_len,
+        )
+
+    def _with_rows(self, index: Any, **changes: Any) -> Batch:
+        """These rows of every array, other values kept or replaced."""
 
         def picked(array: Any) -> Any:
             return None if array is None else array[index]
 
-        return Batch(
-            self.query_lens[index],
-            self.seq_lens[index],
-            self.computed_lens[index],
-            prefill_lens=picked(self.prefill_lens),
-            cached_lens=picked(self.cached_lens),
-            is_prefilling=picked(self.given_flags),
-            flag_lens=picked(self.flag_lens),
-            seq_lens_lower=picked(self.seq_lens_lower),
-            decode_threshold=self.decode_threshold,
-            short_extends_as_decodes=self.short_extends_as_decodes,
-            num_tokens=self.num_tokens,
-            max_seq_len=self._max_seq_len,
-            req_ids=None if self.req_ids is None else [self.req_ids[i] for i in index],
-            causal=self.causal,
+        arrays = (
+            "query_lens",
+            "seq_lens",
+            "computed_lens",
+            "prefill_lens",
+            "cached_lens",
+            "flag_lens",
+            "seq_lens_lower",
         )
+        parts = {name: picked(getattr(self, name)) for name in arrays if name not in changes}
+        ids = self.req_ids
+        if ids is not None:
+            ids = ids[index] if isinstance(index, slice) else [ids[i] for i in index]
+        values = {
+            "is_prefilling": picked(self.given_flags),
+            "decode_threshold": self.decode_threshold,
+            "short_extends_as_decodes": self.short_extends_as_decodes,
+            "num_tokens": self.num_tokens,
+            "max_seq_len": self._max_seq_len,
+            "req_ids": ids,
+            "causal": self.causal,
+        }
+        return Batch(**(parts | values | changes))
 
 
 def _read_lower_bounds(lower: Lengths | None, query: Int32Array, seq: Int32Array) -> Int32Array | None:

@@ -41,10 +41,22 @@ class Planner:
     only sequence lengths moved, the fields that read them are computed again and the rest is kept.
     """
 
-    def __init__(self, backend: Backend, environment: Environment | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        environment: Environment | None = None,
+        limits: Limits | None = None,
+        *,
+        decode_threshold: int | None = None,
+    ) -> None:
+        """`decode_threshold`: this builder's own (a draft model's may differ from the target's); default the batch's.
+
+        Raises `BadInput` for an environment or limits that the backend cannot serve.
+        """
         self.backend = backend
         self.environment = Environment() if environment is None else environment
         self.limits = Limits() if limits is None else limits
+        self.decode_threshold = decode_threshold
         if backend.check is not None:
             backend.check(self.environment, self.limits)
         self._query_lens = backend.query_lens_for(self.environment, self.limits)
@@ -61,6 +73,8 @@ class Planner:
         Raises `UnorderedBatch` for an order that would be mis-served, `InexactBatch` where a field needs exact lengths
         on the host of a row known by bounds, `BadInput` where no kernel serves the batch.
         """
+        if self.decode_threshold is not None:
+            batch = batch.at_threshold(self.decode_threshold)
         for settings, ordered, plan in batch.plans:
             if settings is self._settings and ordered == reorder:
                 return plan

@@ -75,6 +75,10 @@ class PrefillTable:
             prefill = _resumed_prefill_len(cached, index, prompt)
             self._admit(req_id, prefill, cached.num_computed_tokens[index], prompt)
 
+    def admit(self, req_id: str, prefill_len: int) -> None:
+        """Note a request whose admission nobody saw, e.g. one that ran already when its reader came."""
+        self._admit(req_id, prefill_len, UNKNOWN, prefill_len)
+
     def remember_drafts(self, scheduler_output: Any) -> None:
         """Note the drafts of a step: until its result is known, later lengths of these requests are upper bounds."""
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -152,6 +156,8 @@ def read_step(
     block = np.empty((3, len(rows)), dtype=np.int32)
     total = _read_rows(step, rows, block)
     query, seq, computed = block
+    if num_tokens is not None and num_tokens < total:
+        raise BadInput(f"num_tokens: expected >= the scheduled tokens = {total}, got {num_tokens}")
     if rejected is not None:
         # a row with drafts in flight has finished its prefill: it keeps at least one token of context
         lower = np.maximum(seq - rejected, np.minimum(query + 1, seq)).astype(np.int32)

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from syncfree.planner import BadInput, Batch
+from syncfree.planner import BadInput, Batch, classify
 
 REFUSED = [
     ({"query_lens": [1, 1, 1, 40], "seq_lens": [9, 9, 9, 12]}, "seq_lens[3]: expected >= query_lens[3] = 40, got 12"),
@@ -114,3 +114,33 @@ def test_importing_the_planner_brings_in_neither_torch_nor_scipy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_another_threshold_gives_the_same_rows_seen_by_another_builder_once():
+    batch = Batch.from_lengths([2, 3], [9, 30], prefill_lens=[4, 5])
+    draft = batch.at_threshold(3)
+    assert batch.at_threshold(1) is batch
+    assert batch.at_threshold(3) is draft
+    assert [str(kind) for kind in classify(batch).rows] == ["extend", "extend"]
+    assert [str(kind) for kind in classify(draft).rows] == ["decode", "decode"]
+    assert [s.name for s in batch.segments("three")] == ["extend"]
+    assert [s.name for s in draft.segments("three")] == ["decode"]
+
+
+def test_micro_batches_cut_requests_at_their_edges():
+    batch = Batch.from_lengths(
+        [1, 10, 5], [9, 30, 5], prefill_lens=[4, 30, 5], num_tokens=20, seq_lens_lower=[8, 30, 5]
+    )
+    first, second = batch.micro_batch(0, 6), batch.micro_batch(6, 20)
+    assert batch.micro_batch(0, 6) is first
+    assert first.query_lens.tolist() == [1, 5]
+    assert first.seq_lens.tolist() == [9, 25]
+    assert first.seq_lens_lower.tolist() == [8, 25]
+    assert second.query_lens.tolist() == [5, 5]
+    assert second.seq_lens.tolist() == [30, 5]
+    assert second.computed_lens.tolist() == [25, 0]
+    assert (first.num_tokens, second.num_tokens) == (6, 14)
+    assert second.prefill_lens.tolist() == [30, 5]
+    for start, stop in ((3, 3), (-1, 4), (0, 21)):
+        with pytest.raises(BadInput, match="micro_batch: expected 0 <= start < stop <= 20"):
+            batch.micro_batch(start, stop)

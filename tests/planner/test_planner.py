@@ -260,3 +260,23 @@ def test_a_plan_cannot_be_changed():
         plan.mixed = False
     with pytest.raises(AttributeError):
         plan["common.tokens"].value = 3
+
+
+def test_a_planner_with_its_own_threshold_plans_the_same_batch_as_its_builder_would():
+    batch = Batch.from_lengths([3, 3], [9, 20])
+    target = Planner(small_backend()).plan(batch)
+    draft = Planner(small_backend(), decode_threshold=3).plan(batch)
+    assert [s.name for s in target.segments] == ["prefill"]
+    assert [s.name for s in draft.segments] == ["decode"]
+    assert Planner(small_backend(), decode_threshold=3).plan(batch) is draft
+
+
+def test_micro_batches_have_plans_of_their_own():
+    batch = Batch.from_lengths([1, 10], [9, 30])
+    planner = Planner(small_backend())
+    whole, second = planner.plan(batch), planner.plan(batch.micro_batch(6, 11))
+    assert whole["prefill.ends"].value.tolist() == [30]
+    assert second["prefill.ends"].value.tolist() == [30]
+    assert planner.plan(batch.micro_batch(0, 6))["prefill.ends"].value.tolist() == [25]
+    assert planner.plan(batch) == whole
+    assert planner.plan(batch.micro_batch(6, 11)) is second

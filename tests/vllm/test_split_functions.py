@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from syncfree.planner import Batch, classify, rows
+from syncfree.planner import Batch, PrefillTable, classify, rows
 
 torch = pytest.importorskip("torch")
 backend = pytest.importorskip("vllm.v1.attention.backend")
@@ -186,6 +186,68 @@ def test_a_batch_from_metadata_is_the_batch_from_lengths():
         assert classify(batch).rows == classify(plain).rows
         assert classify(batch).coarse == classify(plain).coarse
         assert batch.inexact is None
+
+
+def test_micro_batches_are_what_vllm_splits():
+    from vllm.v1.worker.ubatch_utils import UBatchSlice, split_attn_metadata
+
+    rng = np.random.default_rng(17)
+    cut = 0
+    for _ in range(3_000):
+        count = int(rng.integers(1, 8))
+        query, computed = rng.integers(1, 9, count), rng.integers(0, 20, count)
+        padding = int(rng.integers(0, 4))
+        case = Case(query, computed, computed == 0, 2, int(query.sum()) + padding)
+        if case.num_tokens < 2:
+            continue
+        edge = int(rng.integers(1, case.num_tokens))
+        starts = np.concatenate([[0], np.cumsum(query)])
+        slices = []
+        for start, stop in ((0, edge), (edge, case.num_tokens)):
+            rows_ = [i for i in range(count) if starts[i] < stop and starts[i + 1] > start]
+            if rows_:
+                slices.append(UBatchSlice(slice(rows_[0], rows_[-1] + 1), slice(start, stop)))
+        for part, metadata in zip(slices, split_attn_metadata(slices, case.metadata()), strict=True):
+            ours = case.batch().micro_batch(part.token_slice.start, part.token_slice.stop)
+            theirs = Batch.from_vllm_metadata(metadata, decode_threshold=2, drafts_in_flight=0)
+            assert ours.query_lens.tolist() == theirs.query_lens.tolist()
+            assert ours.seq_lens.tolist() == theirs.seq_lens.tolist()
+            assert (ours.num_tokens, ours.max_seq_len) == (theirs.num_tokens, theirs.max_seq_len)
+            assert ours.segments("three") == theirs.segments("three")
+            cut += len(ours.query_lens) and ours.query_lens.sum() < query[part.request_slice].sum()
+    assert cut > 500
+
+
+def test_steps_of_both_runners_are_read_from_the_real_classes():
+    """The names this package reads of vLLM's own dataclasses: V2 resumes a request as a new one."""
+    output = pytest.importorskip("vllm.v1.core.sched.output")
+
+    def step(new=(), cached=(), **scheduled):
+        made = output.SchedulerOutput.make_empty()
+        made.num_scheduled_tokens = scheduled
+        made.scheduled_new_reqs = list(new)
+        made.scheduled_cached_reqs = output.CachedRequestData(
+            req_ids=[r for r, *_ in cached],
+            resumed_req_ids={r for r, _, outputs in cached if outputs},
+            new_token_ids=[],
+            all_token_ids={},
+            new_block_ids=[None] * len(cached),
+            num_computed_tokens=[c for _, c, _ in cached],
+            num_output_tokens=[o for *_, o in cached],
+        )
+        return made
+
+    def new(req_id, prompt, computed, prefill=None):
+        tokens = None if prefill is None else [0] * prefill
+        return output.NewRequestData(req_id, [0] * prompt, [], None, None, ([],), computed, None, None, None, tokens)
+
+    table = PrefillTable()
+    Batch.from_vllm_scheduler(step([new("v1", 20, 0), new("v2", 20, 16, 20)], v1=20, v2=4), table)
+    batch = Batch.from_vllm_scheduler(step([new("v2", 20, 0, 26)], [("v1", 0, 6)], v1=22, v2=22), table)
+    assert batch.prefill_lens.tolist() == [26, 26]
+    batch = Batch.from_vllm_scheduler(step([], [("v1", 22, 0), ("v2", 22, 0)], v1=4, v2=4), table)
+    assert [str(kind) for kind in classify(batch).rows] == ["chunked_prefill"] * 2
+    assert batch.is_prefilling.tolist() == [False, True]
 
 
 def test_metadata_never_reads_a_device_member():
