@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from .host_reads import one_hot
 from .hostops import check_access
 from .operators import fused
-from .tensor import BACKEND, STATE, SimTensor, legacy_dtype
+from .tensor import BACKEND, STATE, SimTensor, legacy_dtype, on_device
 
 _Handler = Callable[[Any, Any, Any], Any]
 
@@ -73,9 +75,17 @@ def _on_host(data: Any) -> Any:
     return data
 
 
+def _device_by_default() -> bool:
+    """Whether `torch.set_default_device` or `with torch.device(...)` makes the simulated device the default."""
+    contexts = [m for m in _get_current_function_mode_stack() if isinstance(m, DeviceContext)]
+    return bool(contexts) and on_device(contexts[0].device)
+
+
 def _from_data(func: Any, args: Any, kwargs: Any) -> Any:
     """torch.tensor, as_tensor, asarray, new_tensor: host data becomes a CPU tensor, then a blocking upload."""
     place = 1 if func is torch.Tensor.new_tensor else 0
+    if place == 0 and kwargs.get("device") is None and _device_by_default():
+        kwargs = {**kwargs, "device": STATE.cpp_device}
     args, kwargs = _map_all(args, dict(kwargs))
     if len(args) > place and isinstance(args[place], (list, tuple)) and _holds_device_tensor(args[place]):
         args[place] = _on_host(args[place])
@@ -90,6 +100,18 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> Any:
     if type(into) is SimTensor and isinstance(value, (int, float, bool, complex)):
         value = torch.tensor(value, dtype=into.dtype)
     return func(into, index, value)
+
+
+def _set_data(func: Any, args: Any, kwargs: Any) -> Any:
+    """`x.data = y`: the hidden tensor goes along."""
+    into, value = args
+    if (type(into) is SimTensor) != (type(value) is SimTensor):
+        raise NotImplementedError(
+            "simulated device: assigning `.data` cannot move a tensor between CPU and device; make a new Parameter"
+        )
+    func(into, value)
+    if type(into) is SimTensor:
+        into._host = value._host
 
 
 def _host_access(func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,6 +154,7 @@ HANDLERS: dict[Any, _Handler] = {
     _T.__format__: _host_access,
     _T.__deepcopy__: _host_access,
     _T.__reduce_ex__: _host_access,
+    _T.data.__set__: _set_data,
     _T.new_tensor: _from_data,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..calls import Direction
-from .tensor import CPU, STATE, SimTensor, Tensor, on_device, refresh, wrap
+from .tensor import BACKEND, CPU, STATE, SimTensor, Tensor, on_device, refresh, wrap
 
 _H2D, _D2H, _D2D = Direction.H2D, Direction.D2H, Direction.D2D
 
@@ -135,6 +135,8 @@ def to_copy(func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device")
     non_blocking = bool(kwargs.get("non_blocking", False))
     options = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking")}
+    if device is not None and device.type not in ("cpu", "cuda", BACKEND):
+        return func(host, **options, device=device)
     result = func(host, **options, device=CPU)
     to_device = on_device(device) if device is not None else type(source) is SimTensor
     if not to_device:

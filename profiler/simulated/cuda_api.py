@@ -346,6 +346,32 @@ class SyncDebug:
         return cls.mode
 
 
+def cudart() -> Any:
+    """The runtime functions that engines call by themselves; all succeed."""
+
+    def register(address: int, nbytes: int, flags: int = 0) -> int:
+        STATE.pinned.register(int(address), int(nbytes))
+        return 0
+
+    def unregister(address: int) -> int:
+        STATE.pinned.unregister(int(address))
+        return 0
+
+    return SimpleNamespace(
+        cudaHostRegister=register,
+        cudaHostUnregister=unregister,
+        cudaMemGetInfo=lambda device: mem_get_info(),
+        cudaProfilerStart=constant(0),
+        cudaProfilerStop=constant(0),
+        cudaError=SimpleNamespace(success=0),
+    )
+
+
+def check_error(result: int) -> None:
+    if int(result):
+        raise RuntimeError(f"CUDA error {int(result)} (simulated device)")
+
+
 def unsupported(name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"simulated device: {name}() is not supported")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ def opened() -> Iterator[Any]:
             raise RuntimeError("simulated device: one is already open in this process; they cannot be nested")
         _register(torch)
         RECORDER.device_open = True
-    from . import triton_stub
+    from . import torch_api, triton_stub
     from .dispatch import modes
     from .memory import Allocator, PinnedMemory
     from .patches import Patches, install
@@ -77,9 +77,11 @@ def opened() -> Iterator[Any]:
     STATE.allocator, STATE.pinned = Allocator(STATE.runtime), PinnedMemory(STATE.runtime)
     patches = Patches()
     lifted = torch._C._only_lift_cpu_tensors()
+    compile_again: Callable[[], None] | None = None
     try:
         install(patches)
         triton_stub.install(patches)
+        compile_again = torch_api.install(patches)
         # torch.tensor(list, device=...) then makes a CPU tensor first, and its upload is an operator of its own.
         torch._C._set_only_lift_cpu_tensors(True)
         with modes():
@@ -87,4 +89,6 @@ def opened() -> Iterator[Any]:
     finally:
         torch._C._set_only_lift_cpu_tensors(lifted)
         patches.undo()
+        if compile_again is not None:
+            compile_again()
         RECORDER.device_open = False

@@ -55,9 +55,12 @@ class Operator:
         self.reshapes = self.reshapes or self.name in ("resize_", "resize_as_", "_resize_output_", "set_")
         free = self.view or self.name in costs.FREE
         self.launches = 0 if free else costs.LAUNCHES.get(self.name.removesuffix("_"), 1)
-        self.allows_cpu = self.name in ALLOW_CPU
+        # What takes a device makes new memory, and only the shape of its operands matters.
+        self.allows_cpu = self.name in ALLOW_CPU or any(a.name == "device" for a in schema.arguments)
         # Inference mode hands over composite operators whole; they must be taken apart to see what they do.
-        self.composite = func.has_kernel_for_dispatch_key(_COMPOSITE) and self.name not in WHOLE
+        self.composite = self.name not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        )
 
 
 _OPERATORS: dict[Any, Operator] = {}
@@ -76,7 +79,11 @@ def _foreign(value: Tensor, op: Operator) -> Tensor:
         raise RuntimeError(
             f"simulated device: {op.name}: expected tensors of the CPU or of this device, got one on {value.device}"
         )
-    if (value.dim() or op.name.removesuffix("_") in costs.ONE_DEVICE) and not op.allows_cpu:
+    if (
+        value.device.type == "cpu"
+        and (value.dim() or op.name.removesuffix("_") in costs.ONE_DEVICE)
+        and not op.allows_cpu
+    ):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
             f"(simulated device: {op.name})"
@@ -125,7 +132,11 @@ def generic(op: Operator, func: Any, args: Any, kwargs: Any, launches: int | Non
     if capture is not None and op.mutates:
         for host in _mutated(op, host_args, host_kwargs):
             capture.before_write(host)
-    result = func(*host_args, **host_kwargs)
+    try:
+        result = func(*host_args, **host_kwargs)
+    except NotImplementedError as error:
+        name = func._schema.name
+        raise NotImplementedError(f"simulated device: {name} cannot be computed on the CPU: {error}") from error
     if capture is not None and not op.view:
         capture.record(func, host_args, host_kwargs, None if op.mutates else result)
     if op.mutates:

@@ -101,6 +101,7 @@ class PinnedMemory:
         self._runtime = runtime
         self._known: dict[int, weakref.ref[Any]] = {}
         self._reserved: dict[int, int] = {}  # power-of-two block size -> free blocks
+        self._ranges: dict[int, int] = {}  # memory registered by address: start -> size
 
     def pin(self, tensor: Any) -> Any:
         """Mark the storage of a CPU tensor as pinned, as if its block came from the caching host allocator."""
@@ -122,5 +123,19 @@ class PinnedMemory:
         self._known[key] = weakref.ref(storage, forget)
         return tensor
 
+    def register(self, address: int, nbytes: int) -> None:
+        """cudaHostRegister: existing memory becomes pinned."""
+        self._runtime.allocate("cudaHostRegister")
+        self._ranges[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        self._ranges.pop(address, None)
+        self._runtime.free("cudaHostUnregister")
+
     def is_pinned(self, tensor: Any) -> bool:
-        return bool(self._known) and tensor.untyped_storage()._cdata in self._known
+        if self._known and tensor.untyped_storage()._cdata in self._known:
+            return True
+        if not self._ranges:
+            return False
+        address = tensor.data_ptr()
+        return any(start <= address < start + size for start, size in self._ranges.items())

@@ -32,6 +32,20 @@ class Patches:
                 setattr(owner, name, value)
 
 
+_UNSUPPORTED = (
+    "MemPool",
+    "use_mem_pool",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "change_current_allocator",
+    "current_blas_handle",
+    "current_solver_handle",
+    "host_memory_stats",
+    "memory_snapshot",
+    "get_stream_from_external",
+)
+
+
 def _cuda_module() -> dict[str, Any]:
     return {
         "Stream": api.Stream,
@@ -73,8 +87,12 @@ def _cuda_module() -> dict[str, Any]:
         "get_sync_debug_mode": api.SyncDebug.get,
         "set_sync_debug_mode": api.SyncDebug.set,
         "ipc_collect": api.constant(None),
-        "cudart": api.unsupported("torch.cuda.cudart"),
-        "current_blas_handle": api.unsupported("torch.cuda.current_blas_handle"),
+        "cudart": api.cudart,
+        "check_error": api.check_error,
+        "can_device_access_peer": api.constant(False),
+        "is_tf32_supported": api.constant(True),
+        "get_arch_list": api.constant([]),
+        **{name: api.unsupported(f"torch.cuda.{name}") for name in _UNSUPPORTED},
         **api.legacy_tensor_types(),
         **_memory_functions(),
     }

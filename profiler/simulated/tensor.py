@@ -80,7 +80,7 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
         return self.numpy()
 
     def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
-        return self.to(STATE.cpp_device, non_blocking=non_blocking)
+        return self.to(DEVICE if device is None else device, non_blocking=non_blocking)
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
@@ -99,12 +99,15 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
         return object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        text = torch._tensor_str._str(self, tensor_contents=tensor_contents)
+        text = str(torch._tensor_str._str(self, tensor_contents=tensor_contents))
+        parameter = text.startswith("Parameter(")
+        if parameter:
+            text = text.removeprefix("Parameter(")[:-1]
         name = type(self).__name__
         if text.startswith(f"{name}("):
             shift = len(name) - len("tensor")
             text = "tensor(" + text[len(name) + 1 :].replace("\n" + " " * shift, "\n")
-        return str(text)
+        return f"Parameter containing:\n{text}" if parameter else text
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) in memo:
