@@ -48,6 +48,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     marks: bool = False
     totals: Counters | None = None
     kernels_run: int | None = None
+    api: dict[str, int] | None = None  # calls by entry point, where `calls` are not all of them
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -511,7 +512,7 @@ def _totals(chosen: dict[str, Evidence], evidence: Sequence[Evidence], totals: d
     api: Counter[str] = Counter()
     for item in evidence:
         if item is chosen.get("launches") or item is chosen.get("syncs"):
-            api.update(call.api for call in item.calls)
+            api.update((call.api for call in item.calls) if item.api is None else item.api)
     kernels = chosen.get("kernels")
     return Totals(
         launches=figures.launches,

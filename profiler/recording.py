@@ -19,5 +19,9 @@ class Recording(msgspec.Struct, kw_only=True):
     threads: dict[int, str] = msgspec.field(default_factory=thread_names)
 
     def build(self) -> Report:
-        """The report of this recording."""
-        return build_report(self.steps, self.evidence, self.source, self.notes, threads=self.threads)
+        """The report of this recording; where several collectors counted, its notes tell whether they agree."""
+        from .verify import differences
+
+        report = build_report(self.steps, self.evidence, self.source, self.notes, threads=self.threads)
+        report.notes += differences(self.steps, self.evidence)
+        return report

@@ -360,6 +360,7 @@ def _evidence(collector: Collector, totals: Counters | None, calls: list[Call]) 
         marks=totals is not None,
         totals=totals,
         kernels_run=getattr(collector, "kernels_run", None),
+        api=getattr(collector, "api", None),
     )
 
 

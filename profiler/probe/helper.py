@@ -114,7 +114,7 @@ class Helper:
         if self.script is None or self.gone:
             return {"pause_ms": 0.0, "free": True}
         if self.patches:
-            pause, free = tracing.revert(self.pid, self.patches, self.code, self._inside, ask.get("seconds", 5.0))
+            pause, free = tracing.revert(self.pid, self.patches, self.code, self._inside, ask.get("seconds", 20.0))
             self.patches = []
         if free:
             self.script.unload()
@@ -173,7 +173,7 @@ class Helper:
 
     def close(self) -> None:
         if self.session is not None and not self.gone:
-            self.detach({"seconds": 2.0})
+            self.detach({"seconds": 10.0})
 
 
 def _watch(pid: int) -> int | None:

@@ -1,0 +1,72 @@
+"""Two collectors side by side."""
+
+from syncfree.profiler.aggregate import Evidence
+from syncfree.profiler.apis import lookup
+from syncfree.profiler.calls import Call, Direction
+from syncfree.profiler.collectors.base import Counters
+from syncfree.profiler.recording import Recording
+from syncfree.profiler.verify import SHOWN, differences
+from syncfree.profiler.windows import StepWindow
+
+
+def steps(count):
+    return [StepWindow(start_ns=100 * k, end_ns=100 * k + 90, index=k, batch_class="decode") for k in range(count)]
+
+
+def calls(count, launches=2):
+    made = []
+    for k in range(count):
+        names = ["cudaLaunchKernel"] * launches + ["cudaMemcpyAsync", "cudaStreamSynchronize"]
+        for i, name in enumerate(names):
+            api = lookup(name)
+            direction = Direction.D2H if name == "cudaMemcpyAsync" else None
+            made.append(Call(api=name, role=api.role, wait=api.wait, direction=direction, ts_ns=100 * k + i, dur_ns=1))
+    return made
+
+
+def counting(windows, launches=2):
+    """A counter collector's evidence: marks in the windows."""
+    total = Counters()
+    for window in windows:
+        after = total + Counters(kernels=launches, copies_d2h=1, d2h=1)
+        window.marks["probe"] = (total, after)
+        total = after
+    return Evidence(name="probe", marks=True, totals=total)
+
+
+def test_agreement_is_said_once():
+    windows = steps(3)
+    evidence = [counting(windows), Evidence(name="kineto", calls=calls(3))]
+    (note,) = differences(windows, evidence)
+    assert (note.kind, note.text.split(":")[0]) == ("verify", "probe and kineto agree on all 3 steps")
+    assert "syncs, d2h copies" in note.text
+
+
+def test_a_difference_names_step_figure_and_both_values():
+    windows = steps(2)
+    evidence = [counting(windows, launches=3), Evidence(name="kineto", calls=calls(2))]
+    texts = [note.text for note in differences(windows, evidence)]
+    assert texts == [f"step {k} (decode): kernel launches: probe 3, kineto 2" for k in (0, 1)]
+
+
+def test_many_differences_are_summed_up():
+    windows = steps(20)
+    evidence = [counting(windows, launches=3), Evidence(name="kineto", calls=calls(20))]
+    notes = differences(windows, evidence)
+    assert len(notes) == SHOWN + 1
+    assert notes[-1].text == f"probe and kineto differ in {20 - SHOWN} more figures"
+
+
+def test_a_figure_that_one_does_not_know_is_left_out():
+    windows = steps(1)
+    blind = Evidence(name="gpu_trace", sees=frozenset({"syncs"}), calls=calls(1))
+    (note,) = differences(windows, [counting(windows, launches=9), blind])
+    assert note.text == "probe and gpu_trace agree on all 1 steps: syncs"
+
+
+def test_one_collector_is_not_compared_and_a_recording_tells_of_two():
+    windows = steps(1)
+    probe = counting(windows)
+    assert differences(windows, [probe]) == []
+    report = Recording(steps=windows, evidence=[probe, Evidence(name="kineto", calls=calls(1))]).build()
+    assert [note.kind for note in report.notes] == ["verify"]
