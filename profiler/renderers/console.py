@@ -92,8 +92,8 @@ def mends(sites: list[Site]) -> list[Text]:
     lines: dict[str, list[str]] = {}
     for site in sites:
         if site.hint and site.file and site.phase not in ("sample", "output"):
-            where = site.function if site.file.startswith("<") else f"{short_path(site.file)}:{site.line}"
-            lines.setdefault(site.hint, []).append(where)
+            place = site.function if site.file.startswith("<") else f"{short_path(site.file)}:{site.line}"
+            lines.setdefault(site.hint, []).append(place)
     made = []
     for hint, where in lines.items():
         text = Text("mend: ", style="cyan")
