@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--v2", action="store_true")
     parser.add_argument("--logprobs", type=int, default=None)
     parser.add_argument("--collectors", default="kineto,probe")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=150)
     return parser.parse_args()
 
 
@@ -86,7 +86,7 @@ class Load:
         own = [(7 * i + self.count) % 4000 + 3 for i in range((24, 600, 40, 12)[kind])]
         prompt = self.prefix + own if kind == 2 else own
         params = SamplingParams(
-            max_tokens=24, ignore_eos=True, detokenize=False, temperature=0.0, logprobs=self.logprobs
+            max_tokens=8, ignore_eos=True, detokenize=False, temperature=0.0, logprobs=self.logprobs
         )
         self.engine.add_request(f"r{self.count}", {"prompt_token_ids": prompt}, params)
 
