@@ -76,18 +76,14 @@ def opened() -> Iterator[Any]:
     STATE.runtime = Runtime()
     STATE.allocator, STATE.pinned = Allocator(STATE.runtime), PinnedMemory(STATE.runtime)
     patches = Patches()
-    lifted = torch._C._only_lift_cpu_tensors()
     compile_again: Callable[[], None] | None = None
     try:
         install(patches)
         triton_stub.install(patches)
         compile_again = torch_api.install(patches)
-        # torch.tensor(list, device=...) then makes a CPU tensor first, and its upload is an operator of its own.
-        torch._C._set_only_lift_cpu_tensors(True)
         with modes():
             yield DEVICE
     finally:
-        torch._C._set_only_lift_cpu_tensors(lifted)
         patches.undo()
         if compile_again is not None:
             compile_again()

@@ -289,13 +289,17 @@ class NameMode(TorchFunctionMode):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def modes() -> Iterator[None]:
-    """Both modes on the calling thread."""
+    """Both modes on the calling thread, and the settings of a thread that they need."""
     RECORDER.thread.has_device = True
+    lifted = torch._C._only_lift_cpu_tensors()
+    # torch.tensor(list, device=...) then makes a CPU tensor first, and its upload is an operator of its own.
+    torch._C._set_only_lift_cpu_tensors(True)
     try:
         # Backward would run on a C++ thread of the engine's that outlives Python: the process would abort at its end.
         with torch.autograd.set_multithreading_enabled(False), DeviceMode(), NameMode():
             yield
     finally:
+        torch._C._set_only_lift_cpu_tensors(lifted)
         RECORDER.thread.has_device = False
 
 
