@@ -44,6 +44,7 @@ T = TypeVar("T")
 HELLO_SECONDS = 3.0
 _LOOK_MS = 200  # between two looks at whether the server still lives
 _RETRY_SECONDS = 0.05
+_NEVER_MS = 24 * 3600 * 1000
 _BAD_INPUT = {"unordered": UnorderedBatch, "inexact": InexactBatch}
 
 
@@ -140,8 +141,9 @@ class PlanClient:
                 raise
 
     def _connected(self) -> zmq.Socket[bytes]:
-        if self._socket is not None:
+        if self._socket is not None and _file_at(self.path) == self._file:
             return self._socket
+        self._disconnect()
         try:
             sockets.check_target(self.path, hint="is `syncfree serve` running?")
         except Unreachable as error:
@@ -149,7 +151,8 @@ class PlanClient:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a new server is greeted first, by a new connection
+        # A new server is greeted first, by a new connection. (-1, never, would drop the last replies of the old one.)
+        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         self._socket, self._file = socket, _file_at(self.path)
         socket.connect(f"ipc://{self.path}")
         hello = Hello(id=0, protocol=PROTOCOL, version=__version__, pid=os.getpid())
@@ -187,7 +190,7 @@ class PlanClient:
             reason = sockets.probe(self.path)
             if reason is None and _file_at(self.path) != self._file:
                 reason = "another one has taken its place"
-            if reason is not None:
+            if reason is not None and not socket.poll(_LOOK_MS):  # its last reply may still have been on its way
                 raise _Gone(f"{self.path}: the server is gone: {reason}")
             if time.monotonic() > deadline:
                 raise Unreachable(f"{self.path}: no answer within {seconds:g} s: stopped, or busy and not answering")

@@ -25,6 +25,7 @@ from .protocol import (
     MAX_HEADS,
     MAX_REPLY_BYTES,
     MAX_ROWS,
+    MAX_TOKENS,
     PROTOCOL,
     AnyReply,
     AnyRequest,
@@ -133,6 +134,8 @@ class Desk:
         key = (client, request.backend, request.environment, request.limits)
         planner = self._planner(key)
         batch = read_batch(request)
+        if batch.num_tokens > MAX_TOKENS:
+            raise TooLarge(f"num_tokens: expected at most {MAX_TOKENS}, got {batch.num_tokens}")
         _refuse_large_context(batch, planner, request.reorder)
         data = planner.plan(batch, reorder=request.reorder).to_bytes()
         self._plans += 1
@@ -221,7 +224,7 @@ def _refuse_large_settings(environment: Environment, limits: Limits) -> None:
 def _refuse_large_context(batch: Batch, planner: Planner, reorder: bool) -> None:
     """Arrays over context grow with the rows that gather theirs, times the longest: known before any array is made."""
     found = _context_entries(batch.computed_lens)
-    if not _is_large(found, planner):
+    if found <= MAX_CONTEXT_ENTRIES and _rounds(found, planner) <= MAX_CONTEXT_ROUNDS:
         return
     order = classify(batch).order if reorder else None
     ordered = batch if order is None else batch.take(order)
@@ -234,8 +237,8 @@ def _refuse_large_context(batch: Batch, planner: Planner, reorder: bool) -> None
             f"seq_lens: expected at most {MAX_CONTEXT_ENTRIES} for the rows of an extend or prefill with context, "
             f"times the longest context, got {found}"
         )
-    if _is_large(found, planner):
-        rounds = found // planner.limits.workspace_tokens
+    rounds = _rounds(found, planner)
+    if rounds > MAX_CONTEXT_ROUNDS:
         most = MAX_CONTEXT_ROUNDS
         raise TooLarge(f"limits.workspace_tokens: expected at most {most} rounds over these contexts, got {rounds}")
 
@@ -244,8 +247,8 @@ def _context_entries(context: Int32Array) -> int:
     return int(np.count_nonzero(context)) * int(context.max(initial=0))
 
 
-def _is_large(entries: int, planner: Planner) -> bool:
-    return entries > MAX_CONTEXT_ENTRIES or entries // planner.limits.workspace_tokens > MAX_CONTEXT_ROUNDS
+def _rounds(entries: int, planner: Planner) -> int:
+    return entries * planner.environment.dcp_world_size // planner.limits.workspace_tokens
 
 
 def _code(error: SyncfreeError) -> str:

@@ -20,7 +20,8 @@ IN_FLIGHT = 4  # requests that a client may have open: replies beyond may be los
 
 # What one plan may take, in entries of its arrays: a message of a few bytes must not cost gigabytes.
 MAX_CONTEXT_ENTRIES = 2**23  # rows of an extend or prefill with context, times the longest context
-MAX_CONTEXT_ROUNDS = 2**16  # the same over the workspace's tokens
+MAX_CONTEXT_ROUNDS = 2**12  # the same over the workspace's tokens, for each rank of decode context parallelism
+MAX_TOKENS = 2**20  # launched in one step
 MAX_COMPUTE_UNITS = 2**14
 MAX_HEADS = 2**16
 MAX_CONTEXT_RANKS = 256
@@ -94,6 +95,8 @@ class Welcome(Reply, kw_only=True):
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_reply_bytes: int = MAX_REPLY_BYTES
     max_rows: int = MAX_ROWS
+    max_tokens: int = MAX_TOKENS
+    max_context_entries: int = MAX_CONTEXT_ENTRIES
 
 
 class Planned(Reply, kw_only=True):
