@@ -67,8 +67,8 @@ def opened() -> Iterator[Any]:
         _register(torch)
         RECORDER.device_open = True
     from . import torch_api, triton_stub
-    from .dispatch import modes
     from .memory import Allocator, PinnedMemory
+    from .modes import modes
     from .patches import Patches, install
     from .runtime import Runtime
     from .tensor import DEVICE, STATE

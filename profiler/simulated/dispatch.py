@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import costs
-from .recorder import RECORDER
-from .tensor import CPU, DEVICE, STATE, SimTensor, Tensor, on_device, refresh, wrap
+from .tensor import CPU, STATE, SimTensor, Tensor, on_device, refresh, wrap
 
 Special = Callable[[Any, Any, Any], Any]
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -107,11 +103,16 @@ def unwrap(value: Any, op: Operator) -> Any:
     return value
 
 
+def decompose(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a composite operator as the operators it is made of."""
+    return func._op_dk(_COMPOSITE, *args, **kwargs)
+
+
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator that has a device tensor among its arguments or makes one."""
     op = _OPERATORS.get(func) or operator(func)
     if op.composite:
-        return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return decompose(func, args, kwargs)
     if op.special is not None:
         return op.special(func, args, kwargs)
     return generic(op, func, args, kwargs)
@@ -231,76 +232,3 @@ def _has_elements(result: Any) -> bool:
     if isinstance(result, (list, tuple)):
         return any(_has_elements(item) for item in result)
     return True
-
-
-# ------------------------------------------------------------------------ modes
-
-
-class DeviceMode(TorchDispatchMode):  # type: ignore[misc]
-    """Takes every operator of a thread: the device's own, and CPU operators for pinned memory and hazards."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the method below, and the first operator imports Dynamo: seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        op = _OPERATORS.get(func) or operator(func)
-        if op.composite:
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-        if SimTensor in types:
-            return run(func, args, kwargs)
-        if kwargs:
-            device = kwargs.get("device")
-            if device is not None and device.type in ("cuda", "syncsim"):
-                return run(func, args, kwargs)
-        return self._on_cpu(func, args, kwargs)
-
-    def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> Any:
-        from .hostops import CPU_SPECIAL, check_reads
-
-        special = CPU_SPECIAL.get(func)
-        if special is not None:
-            return special(func, args, kwargs)
-        if STATE.runtime.pending:
-            check_reads(operator(func), args, kwargs)
-        if kwargs.get("pin_memory"):
-            return STATE.pinned.pin(func(*args, **{**kwargs, "pin_memory": False}))
-        return func(*args, **kwargs)
-
-
-class NameMode(TorchFunctionMode):  # type: ignore[misc]
-    """Sees calls as Python makes them: "cuda" becomes the device, and what bypasses operators is handled."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from .calls_in_python import HANDLERS, map_device
-
-        handler = HANDLERS.get(func)
-        if handler is not None:
-            return handler(func, args, kwargs or {})
-        if not kwargs:
-            return func(*args)
-        device = kwargs.get("device")
-        if device is not None:
-            kwargs = {**kwargs, "device": map_device(device)}
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def modes() -> Iterator[None]:
-    """Both modes on the calling thread, and the settings of a thread that they need."""
-    RECORDER.thread.has_device = True
-    lifted = torch._C._only_lift_cpu_tensors()
-    # torch.tensor(list, device=...) then makes a CPU tensor first, and its upload is an operator of its own.
-    torch._C._set_only_lift_cpu_tensors(True)
-    try:
-        # Backward would run on a C++ thread of the engine's that outlives Python: the process would abort at its end.
-        with torch.autograd.set_multithreading_enabled(False), DeviceMode(), NameMode():
-            yield
-    finally:
-        torch._C._set_only_lift_cpu_tensors(lifted)
-        RECORDER.thread.has_device = False
-
-
-__all__ = ["CPU", "DEVICE", "RECORDER", "Operator", "generic", "modes", "operator", "run", "unwrap"]

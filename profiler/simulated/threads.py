@@ -36,7 +36,7 @@ def _helped(function: Callable[..., Any], origin: tuple[Frame, ...], orphans: li
         try:
             if thread.has_device or not RECORDER.device_open:
                 return function(*args, **kwargs)
-            from .dispatch import modes
+            from .modes import modes
 
             with modes():
                 return function(*args, **kwargs)
