@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from syncfree import __version__
@@ -107,13 +107,18 @@ def plan(
 
 @app.command(
     epilog="Examples: [bold]syncfree profile --demo[/], "
-    "[bold]syncfree profile --socket /run/user/0/syncfree/4242-0.sock --seconds 10 --json r.json[/]"
+    "[bold]syncfree profile --socket /run/user/0/syncfree/4242-0.sock --seconds 10 --json r.json[/], "
+    "[bold]syncfree profile --pid 4242[/]"
 )
 def profile(
     demo: Annotated[bool, typer.Option("--demo", help="Profile the embedded engine, with both builders.")] = False,
     socket: Annotated[
         list[Path] | None,
         typer.Option("--socket", help="A worker's agent socket; repeat for several. Without any target: all found."),
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option("--pid", min=1, help="A running server without syncfree in it: its workers are attached to."),
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after so many steps.")] = None,
     seconds: Annotated[
@@ -129,15 +134,16 @@ def profile(
     budget: BudgetFile = None,
 ) -> None:
     """Count syncs, copies and launches per step and batch class, of the demo engine or of a live server."""
-    if demo and socket:
-        raise BadInput("profile: expected one target: --demo or --socket PATH, got both")
+    targets = {"--demo": demo, "--socket": bool(socket), "--pid": pid is not None}
+    if sum(targets.values()) > 1:
+        raise BadInput(f"profile: expected one target, got {' and '.join(name for name in targets if targets[name])}")
     wanted = _budget(fail_on, budget)
     if demo:
         report = _profile_demo(builder, steps, json)
     else:
         if steps is None and seconds is None:
             seconds = SECONDS_DEFAULT
-        report = _profile_socket(socket, steps, seconds, collectors)
+        report = _profile_live(socket, pid, steps, seconds, collectors)
         _show(report)
     _write(report, json, html, perfetto, markdown)
     _gate(report, wanted)
@@ -160,13 +166,19 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
     return reports[names[-1]]
 
 
-def _profile_socket(paths: list[Path] | None, steps: int | None, seconds: float | None, collectors: str) -> Report:
+def _profile_live(
+    paths: list[Path] | None, pid: int | None, steps: int | None, seconds: float | None, collectors: str
+) -> Report:
+    from syncfree.backends.live import ENGINES
     from syncfree.profiler.agent.client import profile_socket
+    from syncfree.profiler.attach.visit import profile_pid
     from syncfree.profiler.devices.telemetry import Sampler
 
     text = "recording " + (", ".join(str(path) for path in paths) if paths else "every agent found here")
+    text = text if pid is None else f"recording the workers of process {pid}"
     with _progress(text, steps, seconds) as advance, Sampler() as sampler:
-        report = profile_socket(paths or None, steps=steps, seconds=seconds, collectors=collectors, progress=advance)
+        wanted: dict[str, Any] = {"steps": steps, "seconds": seconds, "collectors": collectors, "progress": advance}
+        report = profile_socket(paths or None, **wanted) if pid is None else profile_pid(pid, ENGINES, **wanted)
     report.telemetry = report.telemetry or sampler.result()
     return report
 

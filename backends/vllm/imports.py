@@ -75,6 +75,18 @@ def after_import(name: str, hook: Hook) -> None:
         sys.meta_path.insert(0, _finder)
 
 
+def waiting() -> bool:
+    """Whether hooks wait for a module that was not imported yet."""
+    return bool(_finder.waiting)
+
+
+def stop_waiting() -> None:
+    """Forget the hooks of modules that were not imported yet."""
+    _finder.waiting.clear()
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
 def _call(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)

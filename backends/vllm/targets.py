@@ -9,7 +9,7 @@ rest of a step is `other`. Nothing is wrapped that torch.compile traces: a hook'
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -127,3 +127,26 @@ HOOKS: dict[str, Hook] = {
     "vllm.v1.worker.gpu.attn_utils": _function("build_attn_metadata", _phase("build")),
     "vllm.v1.worker.gpu.cudagraph_utils": _methods("ModelCudaGraphManager", {}, {"run_fullgraph": _phase("forward")}),
 }
+
+
+def _wrapped() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, original) of everything that is wrapped now."""
+    for name, module in list(sys.modules.items()):
+        if name not in HOOKS and not name.startswith("vllm.v1.worker.gpu"):
+            continue
+        classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
+        for owner in (module, *classes):
+            for attribute, value in list(vars(owner).items()):
+                if getattr(value, "__syncfree__", False):
+                    yield owner, attribute, value.__wrapped__
+
+
+def hooked() -> bool:
+    """Whether anything of vLLM is wrapped in this process."""
+    return next(_wrapped(), None) is not None
+
+
+def unhook() -> None:
+    """Put every original back."""
+    for owner, attribute, original in _wrapped():
+        setattr(owner, attribute, original)

@@ -40,6 +40,8 @@ class Watch:
         self._classify = classify
         self._runner: Any = None  # the one that `_threshold` is of
         self._threshold = 1
+        for req_id, prefill_len in _running(runner):
+            self.table.admit(req_id, prefill_len)
 
     def begin(self, runner: Any, step: Any) -> None:
         """A step begins: keep the table; while somebody records, classify and open a window."""
@@ -92,6 +94,20 @@ def _switch_off(error: Exception) -> None:
 def switched_off() -> str | None:
     """Why the hooks of this process are switched off; None while they work."""
     return _off
+
+
+def prepare() -> None:
+    """Import now what the first step would import: the process serves already."""
+    from ... import planner
+    from ...profiler import agent
+
+    logger.debug("syncfree: %s and %s are here", planner.__name__, agent.__name__)
+
+
+def forget() -> None:
+    """The hooks are out: the next ones begin anew."""
+    global _watch, _off
+    _watch = _off = None
 
 
 def current() -> Watch | None:
@@ -294,6 +310,19 @@ def _resumed(step: Any) -> bool:
     cached = step.scheduled_cached_reqs
     resumed = getattr(cached, "resumed_req_ids", None)
     return bool(resumed) if resumed is not None else any(getattr(cached, "resumed_from_preemption", ()))
+
+
+def _running(runner: Any) -> list[tuple[str, int]]:
+    """(request, tokens to prefill) of what the runner serves already, where the hooks came later than the requests.
+
+    V1 keeps the prompt's length: after a preemption before our time that is less than what was prefilled again.
+    """
+    states = getattr(runner, "req_states", None)
+    if states is not None:
+        lengths = getattr(states.prefill_len, "np", None)
+        return [] if lengths is None else [(req_id, int(lengths[at])) for req_id, at in states.req_id_to_index.items()]
+    requests = getattr(runner, "requests", None) or {}
+    return [(req_id, int(request.num_prompt_tokens)) for req_id, request in requests.items()]
 
 
 def _decode_threshold(runner: Any) -> int:

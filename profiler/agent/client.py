@@ -26,13 +26,14 @@ def profile_socket(
     seconds: float | None = None,
     collectors: str = "auto",
     progress: Advance | None = None,
+    totals_suffice: bool = False,
 ) -> Report:
     """Record a running server through its agents' sockets, until `steps` steps or `seconds` seconds (default 10).
 
     `path`: one socket, several (the ranks of one server), or None for all that are found. `progress(steps, seconds)`
     is called about ten times a second. An interrupt (Ctrl-C) ends the recording early and keeps it; a rank that dies
     while others live makes the report partial. Raises `Unreachable` where a server is not there, refuses or dies,
-    `NothingMeasured` when no step ended meanwhile.
+    `NothingMeasured` when no step ended meanwhile, unless `totals_suffice` and some call was counted.
     """
     if steps is not None and not 1 <= steps <= MAX_STEPS:
         raise BadInput(f"steps: expected 1 to {MAX_STEPS}, got {steps}")
@@ -43,7 +44,7 @@ def profile_socket(
     with Fleet(_paths(path), collectors, steps, tolerant=path is None) as fleet:
         interrupted = _wait(fleet, seconds, progress)
         report = fleet.finish()
-    if not report.steps:
+    if not report.steps and not (totals_suffice and report.totals.api):
         raise NothingMeasured("no step ended while recording: send the server requests, or record for longer")
     if interrupted:
         report.source.partial = True

@@ -58,12 +58,14 @@ class Desk:
         self._lease_s = 0.0
         self._expires = 0.0
         self._clients: OrderedDict[bytes, int] = OrderedDict()  # those that said hello -> their pid
+        self.heard = self._began  # when any client said anything
         self._leaving: list[Session] = []  # dropped, but the stepping thread has not let go yet
 
     # --------------------------------------------------------------- messages
 
     def handle(self, client: bytes, frames: list[bytes]) -> bytes:
         """The reply to one message, whatever it is."""
+        self.heard = time.monotonic()
         if len(frames) != 1:
             return encode(Refused(id=0, code="malformed", reason=f"expected one frame, got {len(frames)}"))
         try:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,13 @@ class Agent:
             wake.connect(_WAKE)
             wake.send(b"", zmq.DONTWAIT)
             self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._context.term()  # ZeroMQ's two threads, which would else live as long as we
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Time since any client said anything."""
+        return time.monotonic() - self._desk.heard
 
     def forget(self) -> None:
         """In a forked child: let go of what only the parent may use."""
@@ -136,6 +144,7 @@ class Agent:
 
 _lock = threading.Lock()
 _current: Agent | None = None
+_finalizer: Any = None
 _orphans: list[Any] = []  # a parent's agents: never finalised in the child, their sockets are not ours
 
 
@@ -144,7 +153,7 @@ def ensure_agent(*, rank: int = 0, engine: str | None = None, path: Path | None 
 
     Costs the caller one thread start; listening happens in that thread, and a failure is logged once.
     """
-    global _current
+    global _current, _finalizer
     agent = _current
     if agent is not None and agent.pid == os.getpid():
         return agent
@@ -153,8 +162,20 @@ def ensure_agent(*, rank: int = 0, engine: str | None = None, path: Path | None 
             _current = Agent(Recorder(rank=rank, engine=engine), path).start()
             worker = sys.modules.get("multiprocessing.util")
             if worker is not None:  # its child processes end without running atexit
-                worker.Finalize(None, _current.close, exitpriority=10)
+                _finalizer = worker.Finalize(None, _current.close, exitpriority=10)
         return _current
+
+
+def retire_agent() -> None:
+    """Close this process's agent; the next `ensure_agent` makes a new one."""
+    global _current, _finalizer
+    with _lock:
+        agent, _current = current_agent(), None
+        finalizer, _finalizer = _finalizer, None
+    if finalizer is not None:
+        finalizer.cancel()
+    if agent is not None:
+        agent.close()
 
 
 def current_agent() -> Agent | None:

@@ -1,0 +1,101 @@
+"""The first code of ours that runs in the target; makes the rest importable. Standard library only.
+
+It runs on frida's own thread and takes the GIL like any thread does. What keeps the target's threads waiting is how
+long we hold it at a stretch: nothing is compiled here, the interval after which a waiting thread gets the GIL is
+shortened, and the garbage collector, which would walk the whole heap of a serving process, is held off meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import marshal
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+_SWITCH_SECONDS = 0.0002
+_PACKAGE = "syncfree"
+
+
+class Bundle(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports modules of ours from the block that the client brought."""
+
+    def __init__(self, modules: dict[str, tuple[str, bool, bytes]], digest: str) -> None:
+        self.modules = modules
+        self.syncfree_digest = digest
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self.modules:
+            return None
+        file, package, _ = self.modules[fullname]
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=file, is_package=package)
+        if package:  # where the folder can be read from here, its compiled parts are used
+            spec.submodule_search_locations = [os.path.dirname(file)]  # noqa: PTH120 - pathlib may not be loaded
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        file, _, code = self.modules[module.__name__]
+        module.__file__ = file
+        exec(marshal.loads(code), module.__dict__)
+
+
+@contextlib.contextmanager
+def gently() -> Iterator[None]:
+    """Let the target's threads have the GIL soon, whatever we do."""
+    interval, collecting = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if collecting:
+            gc.enable()
+
+
+def settle(modules: dict[str, tuple[str, bool, bytes]], digest: str) -> str:
+    """Make our modules importable; those of an older visit stay if they are the same."""
+    with gently():
+        leave()
+        old = getattr(getattr(sys.modules.get(_PACKAGE), "__spec__", None), "loader", None)
+        if getattr(old, "syncfree_digest", digest) != digest:
+            for name in [n for n in sys.modules if n == _PACKAGE or n.startswith(_PACKAGE + ".")]:
+                del sys.modules[name]
+        sys.meta_path.insert(0, Bundle(modules, digest))
+    return "settled"
+
+
+def leave() -> str:
+    """Take our finder out again."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "syncfree_digest")]
+    return "left"
+
+
+def call(name: str, request: str) -> str:
+    """One function of the guest: JSON in, JSON out."""
+    with gently():
+        try:
+            guest = importlib.import_module(f"{_PACKAGE}.profiler.attach.guest")
+            answer = getattr(guest, name)(**json.loads(request))
+        except Exception as error:  # noqa: BLE001 - the client gets the reason, whatever it is
+            answer = {"refused": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    _forget_thread()
+    return json.dumps(answer)
+
+
+def _forget_thread() -> None:
+    """`threading` keeps an entry, for good, of each thread that it did not start: each visit would leave one."""
+    dummy = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+    if type(dummy).__name__ == "_DummyThread":
+        del threading._active[threading.get_ident()]  # type: ignore[attr-defined]

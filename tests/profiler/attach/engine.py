@@ -1,0 +1,130 @@
+"""A server that knows nothing of syncfree: run as a program, it steps until it is ended.
+
+    python engine.py [--driver LIBCUDA] [--title TITLE] [--seconds S] [--no-vllm] [--pause S]
+
+Its runner has the names and shapes of vLLM's; torch is the real one. It prints `ready`, then after each line on its
+standard input what a test wants to know of it: steps made, the longest gap between two steps, what is left in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "backends" / "vllm"))
+import fake_vllm
+from fake_vllm import schedule
+
+sys.path.pop(0)
+
+
+def schedules():
+    """The four classes in turn; request `old` was there before anybody looked."""
+    yield schedule({"old": 4}, new=[("old", 12, 0)])
+    yield schedule({"old": 4}, cached={"old": 4})
+    count = 0
+    while True:
+        name = f"r{count}"
+        count += 1
+        yield schedule({name: 8}, new=[(name, 20, 0)])  # first chunk
+        yield schedule({name: 8}, cached={name: 8})
+        yield schedule({name: 4}, cached={name: 16})
+        yield schedule({name: 1}, cached={name: 20})
+        yield schedule({name: 1}, cached={name: 21})
+        yield schedule({name + "x": 6}, new=[(name + "x", 38, 32)])  # a prefix hit
+        yield schedule({name + "y": 6}, new=[(name + "y", 6, 0)], finished=[name, name + "x"])
+        yield schedule({name + "y": 1}, cached={name + "y": 6})
+        yield schedule({}, finished=[name + "y"])
+
+
+class Server:
+    def __init__(self, driver, pause):
+        self.driver = ctypes.CDLL(driver) if driver else None
+        self.pause = pause
+        self.steps = 0
+        self.longest_ms = 0.0
+        self.runner = None
+
+    def fetch(self):
+        if self.driver is not None:  # one synchronizing copy a step, and a launch
+            self.driver.cuLaunchKernel(*[ctypes.c_long(1)] * 11)
+            self.driver.cuMemcpyDtoHAsync_v2(*map(ctypes.c_long, (0x2000, 0x1000, 64, 7)))
+            self.driver.cuStreamSynchronize(ctypes.c_long(7))
+
+    def step(self, output):
+        if self.runner is None:
+            self.fetch()
+            return
+        result = self.runner.execute_model(output)
+        if result is None:
+            self.runner.sample_tokens(None)
+
+    def work(self):
+        """As a busy worker does: Python, and tensor work that lets the GIL go."""
+        tensor = torch.ones(64, 64)
+        last = time.perf_counter()
+        for output in schedules():
+            end = time.perf_counter() + self.pause
+            while time.perf_counter() < end:
+                tensor @ tensor
+            self.step(output)
+            now = time.perf_counter()
+            self.longest_ms = max(self.longest_ms, (now - last) * 1e3)
+            last = now
+            self.steps += 1
+
+    def told(self):
+        proc = Path("/proc/self")
+        longest, self.longest_ms = self.longest_ms, 0.0
+        wrapped = (
+            fake_vllm.SOURCES and self.runner is not None and hasattr(type(self.runner).execute_model, "__syncfree__")
+        )
+        return {
+            "steps": self.steps,
+            "longest_ms": longest,
+            "maps": len((proc / "maps").read_text().splitlines()),
+            "fds": len(list((proc / "fd").iterdir())),
+            "threads": sorted(t.name for t in threading.enumerate()),
+            "tasks": len(list((proc / "task").iterdir())),
+            "rss_kb": int(next(x for x in (proc / "status").read_text().splitlines() if "VmRSS" in x).split()[1]),
+            "wrapped": bool(wrapped),
+            "finders": [type(f).__name__ for f in sys.meta_path],
+            "interval": sys.getswitchinterval(),
+            "path": len(sys.path),
+            "ours": sorted(n for n in sys.modules if n.split(".")[0] == "syncfree"),
+        }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--driver")
+    parser.add_argument("--title")
+    parser.add_argument("--pause", type=float, default=0.003)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--no-vllm", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    server = Server(options.driver, options.pause)
+    if not options.no_vllm:
+        fake_vllm.install()
+        runner = sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner()
+        runner.fetch = server.fetch
+        server.runner = runner
+    threading.Thread(target=server.work, daemon=True).start()
+    threading.Timer(options.seconds, lambda: os._exit(0)).start()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(server.told()), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
