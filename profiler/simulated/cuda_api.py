@@ -28,6 +28,7 @@ class Stream:
         self._contexts: list[RuntimeStream] = []
 
     device = property(lambda self: DEVICE)
+    priority_range = staticmethod(lambda: (0, -5))
     device_index = property(lambda self: 0)
     device_type = property(lambda self: 1)
     stream_id = property(lambda self: self._stream.number)
@@ -240,6 +241,10 @@ def is_current_stream_capturing() -> bool:
 
 def empty_cache() -> None:
     STATE.allocator.empty_cache()
+
+
+def empty_host_cache() -> None:
+    STATE.pinned.empty_cache()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

@@ -138,6 +138,10 @@ def generic(op: Operator, func: Any, args: Any, kwargs: Any, launches: int | Non
     except NotImplementedError as error:
         name = func._schema.name
         raise NotImplementedError(f"simulated device: {name} cannot be computed on the CPU: {error}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise torch.OutOfMemoryError(f"CUDA out of memory (simulated device: {error})") from error
+        raise
     if capture is not None and not op.view:
         capture.record(func, host_args, host_kwargs, None if op.mutates else result)
     if op.mutates:

@@ -146,7 +146,3 @@ class graph:
             self._graph.capture_end()
         finally:
             self._side.__exit__(*exc)
-
-
-def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError("simulated device: torch.cuda.make_graphed_callables(); capture with torch.cuda.graph()")

@@ -123,6 +123,13 @@ class PinnedMemory:
         self._known[key] = weakref.ref(storage, forget)
         return tensor
 
+    def empty_cache(self) -> None:
+        """Give cached blocks back, one cudaFreeHost each."""
+        for size, blocks in self._reserved.items():
+            for _ in range(blocks):
+                self._runtime.free("cudaFreeHost")
+            self._reserved[size] = 0
+
     def register(self, address: int, nbytes: int) -> None:
         """cudaHostRegister: existing memory becomes pinned."""
         self._runtime.allocate("cudaHostRegister")

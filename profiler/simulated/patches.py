@@ -63,7 +63,6 @@ def _cuda_module() -> dict[str, Any]:
         "CUDAGraph": graphs.CUDAGraph,
         "graph": graphs.graph,
         "graph_pool_handle": graphs.graph_pool_handle,
-        "make_graphed_callables": graphs.make_graphed_callables,
         "is_available": api.constant(True),
         "is_initialized": api.constant(True),
         "is_bf16_supported": api.constant(True),
@@ -127,6 +126,7 @@ def _accelerator_module() -> dict[str, Any]:
         "current_stream": api.current_stream,
         "set_stream": api.set_stream,
         "empty_cache": api.empty_cache,
+        "empty_host_cache": api.empty_host_cache,
         "memory_allocated": api.memory_allocated,
         "max_memory_allocated": api.max_memory_allocated,
         "memory_reserved": api.memory_reserved,
@@ -143,7 +143,8 @@ def install(patches: Patches) -> None:
         patches.set(torch.cuda, name, value)
     for name, value in _memory_functions().items():
         patches.set(torch.cuda.memory, name, value)
-    for module, names in ((torch.cuda.streams, ("Stream", "Event")), (torch.cuda.graphs, ("CUDAGraph", "graph"))):
+    in_graphs = ("CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing")
+    for module, names in ((torch.cuda.streams, ("Stream", "Event")), (torch.cuda.graphs, in_graphs)):
         for name in names:
             patches.set(module, name, _cuda_module()[name])
     for name, value in _accelerator_module().items():

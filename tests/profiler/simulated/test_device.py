@@ -246,10 +246,10 @@ REFUSED = {
     "autocast": (lambda d: torch.autocast("cuda").__enter__(), NotImplementedError, "autocast"),
     "memory pools": (lambda d: torch.cuda.MemPool(), NotImplementedError, "MemPool"),
     "numpy": (lambda d: torch.ones(2, device=d).numpy(), TypeError, "copy the tensor to host memory"),
-    "graphed callables": (
-        lambda d: torch.cuda.make_graphed_callables(None, None),
-        NotImplementedError,
-        "torch.cuda.graph",
+    "more memory than there is": (
+        lambda d: torch.empty(1 << 50, dtype=torch.uint8, device=d),
+        torch.OutOfMemoryError,
+        "out of memory",
     ),
     "a kernel that only CUDA has": (
         lambda d: torch.nn.LSTM(2, 2, device=d)(torch.ones(1, 2, device=d)),

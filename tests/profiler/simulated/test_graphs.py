@@ -139,3 +139,14 @@ def test_capture_by_hand_and_misuse(device):
     graph.reset()
     with pytest.raises(RuntimeError, match="successful capture"):
         graph.replay()
+
+
+def test_graphed_callables(device):
+    layer = torch.nn.Linear(4, 4).to(device).requires_grad_(False)
+    graphed = torch.cuda.make_graphed_callables(layer, (torch.ones(2, 4, device=device),))
+    x = torch.randn(2, 4, device=device)
+    wanted = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    results = []
+    step, _ = figures(lambda: results.append(graphed(x)))
+    assert torch.equal(results[0], wanted)
+    assert (step.launches.graphs, step.launches.kernels, step.syncs.total) == (1, 0, 0)
