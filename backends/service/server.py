@@ -26,6 +26,8 @@ from .protocol import IN_FLIGHT, MAX_REQUEST_BYTES
 SOCKET_NAME = "plan.sock"
 _BURST = 64  # messages answered between two looks at whether to stop
 _GOODBYE_MS = 500  # for the last replies to leave
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_RUNG = b"\0"  # as `stop` rings; a signal rings with its number
 
 
 def default_path() -> Path:
@@ -95,7 +97,7 @@ class Service:
             if left is not None and left <= 0:
                 return
             events = dict(poller.poll(None if left is None else int(left * 1000) + 1))
-            if self._ear.fileno() in events:
+            if self._ear.fileno() in events and self._rung():
                 return
             if self._router in events:
                 self._answer(self._router)
@@ -113,12 +115,39 @@ class Service:
             if self._desk.stopping:
                 return
 
-    def stop(self) -> None:
-        """Make `run` return; safe in signal handlers and from other threads."""
+    def _rung(self) -> bool:
+        """Whether somebody wants the end; other signals of the host program ring too."""
         try:
-            self._bell.send(b"!")
+            rings = self._ear.recv(4096)
+        except BlockingIOError:
+            return False
+        return any(ring in (_RUNG[0], *_ENDING) for ring in rings)
+
+    def stop(self) -> None:
+        """Make `run` return; from any thread."""
+        try:
+            self._bell.send(_RUNG)
         except OSError:
             return  # rung already, or closed
+
+    @contextmanager
+    def ended_by_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT stop the service; what was set before comes back. Does nothing outside the main thread.
+
+        The interpreter's own handler writes to the bell: a Python handler would wait for ZeroMQ's poll to return, and
+        a signal that comes between two turns of that poll's inner loop does not end it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        fd = signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, lambda *_: None) for number in _ENDING}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(fd)
 
     def close(self) -> None:
         """Let the last replies leave, then remove socket and lock."""
@@ -160,21 +189,7 @@ def serve(
 
     `announce(path)` is called when the service listens. Errors as `Service.open`.
     """
-    with Service(path, idle_s=idle_s) as service, _ended_by_signals(service):
+    with Service(path, idle_s=idle_s) as service, service.ended_by_signals():
         if announce is not None:
             announce(service.path)
         service.run()
-
-
-@contextmanager
-def _ended_by_signals(service: Service) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the service; the handlers that were there come back. In the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {s: signal.signal(s, lambda *_: service.stop()) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -287,6 +287,14 @@ def test_a_signal_ends_it_with_nothing_left_behind(serve, folder, how):
     assert list(folder.iterdir()) == []
 
 
+def test_a_signal_just_when_a_client_leaves_is_not_lost(serve):
+    for _ in range(4):
+        server = serve()
+        with PlanClient() as client:
+            client.plan("triton", BATCH)
+        assert server.end() == (0, "", "")
+
+
 def test_idle_for_too_long_it_ends_by_itself(serve, folder):
     server = serve("--idle", "0.3")
     assert server.process.wait(timeout=60) == 0
