@@ -1,4 +1,4 @@
-/* The cut of vLLM 0.32's MLA contexts in C; _mla_context_twin.py is the same in NumPy, and one set of tests runs both.
+/* The cut of vLLM 0.32's MLA contexts in C; _mla_context_twin.py is the same in Python, and one set of tests runs both.
  *
  * Arrays are C-contiguous int32 through the buffer protocol. Two passes: the pieces, then everything that is laid out
  * from them, into one block whose sections mla_context.py names.
