@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from syncfree import __version__
-from syncfree.planner.errors import BadInput, NothingMeasured, SyncfreeError
+from syncfree.errors import BadInput, NothingMeasured, SyncfreeError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import BadInput
 from ..planner import rows as passes
 from ..planner.backend import Backend, Field, Kernel, LengthUse, Maker, Route, Shape, Source, Step
 from ..planner.environment import Environment, Limits
-from ..planner.errors import BadInput
 from ..planner.lengths import INT32_MAX, Int32Array
 
 CONTEXT_TOKENS = 32 * 1024  # tokens of context gathered at once, upstream's _CP_TOKENS_PER_ITER_ROCM

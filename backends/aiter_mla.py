@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import BadInput
 from ..planner import schedules
 from ..planner.backend import Backend, Field, Maker, Route, Step
 from ..planner.environment import Environment, Limits
-from ..planner.errors import BadInput
 from . import mla_decode as decode
 from . import mla_kernels as kernels
 from .mla_context import EvenChunks, PackedChunks, even_chunks, packed_chunks, prefill_query_start_loc

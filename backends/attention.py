@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
+from ..errors import BadInput
 from ..planner.backend import Backend
-from ..planner.errors import BadInput
 
 BUILT_IN = ("aiter_fa", "aiter_mla", "triton")
 GROUP = "syncfree.attention_backends"  # an entry point loads to a `Backend`

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import BadInput
 from ..planner import schedules
 from ..planner.backend import Step
 from ..planner.environment import Environment, Limits
-from ..planner.errors import BadInput
 from ..planner.lengths import Int32Array
 
 HEADS_PER_KERNEL = 16

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..errors import BadInput
 from ..planner.backend import Backend, Field, Kernel, Route, Shape, Step
 from ..planner.environment import Environment, Limits
-from ..planner.errors import BadInput
 
 MIN_GRID_2D = 128  # programs that the 2D kernel needs, upstream's MIN_LAUNCH_GRID_SIZE_2D
 SOFTMAX_SEGMENTS = 16  # upstream's NUM_PAR_SOFTMAX_SEGMENTS

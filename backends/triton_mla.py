@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..planner.errors import BadInput
+from ..errors import BadInput
 from ..planner.schedules import PackingRule, WorkSchedule
 from . import triton_mla_kernels as kernels
 

@@ -1,16 +1,16 @@
-"""Errors shared by the whole package; `exit_code` is what the command line ends with."""
+"""What a planner refuses, and why. The package's common errors are here too, for those who import only the planner."""
 
+from ..errors import BadInput, NothingMeasured, SyncfreeError, Unreachable
 
-class SyncfreeError(Exception):
-    """Base of all errors a user can cause or meet. The text is one line: what, where, what was expected."""
-
-    exit_code = 2
-
-
-class BadInput(SyncfreeError, ValueError):
-    """Input that cannot be right; the text names the offending element (`seq_lens[3]: expected ..., got ...`)."""
-
-    exit_code = 2
+__all__ = [
+    "BadInput",
+    "InexactBatch",
+    "NothingMeasured",
+    "SkippedField",
+    "SyncfreeError",
+    "UnorderedBatch",
+    "Unreachable",
+]
 
 
 class UnorderedBatch(BadInput):
@@ -26,15 +26,3 @@ class SkippedField(SyncfreeError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr
         return str(self.args[0]) if self.args else ""
-
-
-class Unreachable(SyncfreeError):
-    """The target is not there, refused, or died."""
-
-    exit_code = 3
-
-
-class NothingMeasured(SyncfreeError):
-    """No step was recorded, or the figure that was asked for is unknown."""
-
-    exit_code = 4

@@ -9,7 +9,7 @@ from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..planner.errors import BadInput, NothingMeasured
+from ..errors import BadInput, NothingMeasured
 from .budget import EXEMPTIONS, FIGURES, STATS, WHOLE_STEP, Allow, Budget, ClassBudget, parse_site
 from .gate import Gate, check, shown_path
 from .report import Report

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from ..planner.errors import BadInput
+from ..errors import BadInput
 from .report import Site
 
 SYNC_KINDS = ("d2h", "h2d", "stream", "device", "event", "memset")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from .. import __version__
-from ..planner.errors import Unreachable
+from ..errors import Unreachable
 from .devices import Look, look_aside
 
 FORMAT = "syncfree.doctor/1"

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ..planner.errors import BadInput
+from ..errors import BadInput
 
 
 def write_whole(path: Path, data: bytes) -> None:

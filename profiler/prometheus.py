@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..planner.errors import BadInput, Unreachable
+from ..errors import BadInput, Unreachable
 from .aggregate import judged_syncs
 from .budget import SYNC_KINDS
 from .report import Report, Step

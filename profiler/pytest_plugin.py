@@ -191,7 +191,7 @@ def sync_profiler() -> TestProfiler:
 @pytest.fixture
 def sync_device(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The `torch.device` to test on: the GPU where there is one, else the simulated device, opened for this test."""
-    from ..planner.errors import Unreachable
+    from ..errors import Unreachable
     from .assertions import missing
 
     try:
@@ -240,7 +240,7 @@ class _MeasuredTest:
 
     def end(self, passed: bool) -> BaseException | None:
         """Stop, and judge if the test passed so far; the failure to raise, if any."""
-        from ..planner.errors import NothingMeasured
+        from ..errors import NothingMeasured
         from .assertions import SyncBudgetExceeded, SyncHazard, enforce, warn_of_hazards
         from .gate import check
 
@@ -281,7 +281,7 @@ class _MeasuredTest:
 
 def _mark_budget(mark: pytest.Mark, body_only: bool) -> ClassBudget:
     """The limits of one mark. Raises `BadInput` for an argument that it does not know."""
-    from ..planner.errors import BadInput
+    from ..errors import BadInput
     from .assertions import BODY_EXEMPT, class_budget
     from .budget import ANY_CLASS, DEFAULT_EXEMPT
 
@@ -303,7 +303,7 @@ def _mark_budget(mark: pytest.Mark, body_only: bool) -> ClassBudget:
 
 
 def _syncfree_error() -> type[Exception]:
-    from ..planner.errors import SyncfreeError
+    from ..errors import SyncfreeError
 
     return SyncfreeError
 

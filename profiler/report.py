@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..planner.errors import BadInput
+from ..errors import BadInput
 
 FORMAT: Literal["syncfree.report/1"] = "syncfree.report/1"
 Figure = int | None

@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from ..planner.errors import NothingMeasured
+from ..errors import NothingMeasured
 from .aggregate import Evidence
 from .calls import Call
 from .collectors import choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from ...planner.errors import BadInput, Unreachable
+from ...errors import BadInput, Unreachable
 from ..report import Note
 from .base import GROUPS, Collector, Counters
 

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from ..calls import Call, Direction, Frame, Role, Wait
 from ..report import Note
 from ..sites import capture

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from ..calls import Call, Frame
 from ..counting import count_syncs, mark_captured
 from ..readers import run_ahead

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from .. import sites
 from ..calls import Call
 from ..probe import arena as layout

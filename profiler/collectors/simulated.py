@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from ..calls import Call
 from ..report import Note
 from ..simulated.recorder import RECORDER, Sink

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from ..calls import Call, Direction, Role
 from ..report import Note
 from ..sites import blamed, capture

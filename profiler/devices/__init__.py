@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from ...errors import BadInput, Unreachable
 from ...planner.environment import Environment
-from ...planner.errors import BadInput, Unreachable
 from .facts import DeviceFacts, DeviceSample, Monitor
 
 __all__ = [

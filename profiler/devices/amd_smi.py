@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from .facts import DeviceFacts, DeviceSample
 from .kfd import compute_nodes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from .facts import DeviceFacts, DeviceSample
 
 # CUDA cores of a streaming multiprocessor by compute capability (CUDA C++ programming guide): NVML tells only cores.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from .facts import DeviceFacts, DeviceSample, pci_address
 from .kfd import compute_nodes
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from ..report import Note, Report
 from .assemble import assemble, nothing_measured
 from .find import Source, find_sources, rank_in_name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from ..aggregate import Evidence, build_report, class_figures, distribution
 from ..calls import Call, Direction, Role
 from ..counting import Sync, count_syncs, mark_captured

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from .rocprofv3_csv import is_rocprofv3_csv, run_prefix
 from .text import DEFAULT_LIMITS, SQLITE, Limits, head_of
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from .text import Text
 
 T = TypeVar("T")

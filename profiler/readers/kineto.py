@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from ..calls import Direction, Role
 from .json_array import ArrayPieces, repaired
 from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, Spans, record_direction

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from ..calls import Direction
 from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range
 from .text import DEFAULT_LIMITS, Limits, open_regular

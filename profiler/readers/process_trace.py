@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from ..apis import Api, base_name, lookup
 from ..calls import Call, Direction, Role
 from ..report import Note

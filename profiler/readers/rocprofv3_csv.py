@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, record_direction
 from .text import DEFAULT_LIMITS, MIB, Limits, Text
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from .json_array import repaired
 from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, record_direction
 from .text import DEFAULT_LIMITS, Limits, Text

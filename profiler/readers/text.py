@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 
 GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3\0"

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import msgspec
 
-from ...planner.errors import SyncfreeError
+from ...errors import SyncfreeError
 from .figures import Figure
 
 # Inline script and style, nothing from anywhere: the browser itself then refuses every request.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from .recorder import RECORDER
 
 _LOCK = threading.Lock()
