@@ -39,6 +39,17 @@ function find(prefixes, wanted) {
   return found;
 }
 
+// Two sets of hooks on one function cannot be taken out in any order, so the second is refused.
+function refuseHooked(found) {
+  for (const { name, target } of found) {
+    if (target.readU8() !== 0xe9) continue;
+    const to = target.add(JUMP).add(target.add(1).readS32());
+    if (Process.findModuleByAddress(to) === null) {
+      throw new Error(`${name} is already hooked: by another profiler, or in the process that this one was forked from`);
+    }
+  }
+}
+
 function exported(prefixes, name) {
   for (const library of libraries(prefixes)) {
     const address = name === null ? null : library.findExportByName(name);
@@ -200,6 +211,7 @@ rpc.exports = {
   prepare(request) {
     const arena = ptr(request.arena);
     const found = find(request.libraries, request.wanted).slice(0, request.max_entries);
+    refuseHooked(found);
     const at = (name) => arena.add(request.offsets[name]);
     // An arena may be used again: threads get new slots under the new key, and no capture is known to be under way.
     libc('memset', 'pointer', ['pointer', 'int', 'size_t'])(at('threads'), 0, request.offsets.codes - request.offsets.threads);

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from .. import sites
 from ..calls import Call
 from ..collectors.base import Counters

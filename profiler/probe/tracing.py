@@ -23,7 +23,9 @@ from pathlib import Path
 _SEIZE, _INTERRUPT, _DETACH, _GETREGS = 0x4206, 0x4207, 17, 12
 _WALL = 0x40000000
 _REGISTERS, _RIP, _RSP = 27, 16, 19
-STOP_SECONDS = 0.02  # a thread that has not stopped by then is inside the kernel and cannot run into the code
+_LATE_SECONDS = 0.02  # a thread in an uninterruptible wait of the kernel's is not waited for longer than this
+_LEAVE_SECONDS = 5.0
+_STOP_SECONDS = 2.0  # any other stops as soon as it gets a processor
 
 
 class TracingRefused(Exception):
@@ -94,8 +96,10 @@ def consent(pid: int, tid: int) -> None:
         raise PermissionError(error, os.strerror(error))
     stopped = Stopped(pid, began=time.monotonic())
     _ptrace(_INTERRUPT, tid)
-    _collect(stopped, [tid], stopped.began + 2.0)
-    _release(stopped, [tid])
+    try:
+        _collect(stopped, [tid])
+    finally:
+        _release(stopped, [tid])
     if stopped.late:
         raise TracingRefused(f"thread {tid} of process {pid} does not stop: it hangs inside the kernel")
 
@@ -134,18 +138,22 @@ def _release(stopped: Stopped, seized: Iterable[int]) -> None:
     for tid in seized:
         if tid in stopped.signals:
             _ptrace(_DETACH, tid, 0, stopped.signals[tid])
-    stopped.seconds = time.monotonic() - stopped.began
-    for tid in stopped.late:  # stop at last on their way out of the kernel: let them go at once
-        if _wait(stopped, tid, time.monotonic() + 60):
-            _ptrace(_DETACH, tid, 0, stopped.signals.get(tid, 0))
+    stopped.seconds = time.monotonic() - stopped.began if stopped.began else 0.0
+    # A tracer can leave a thread alone only while it stands: late ones stop at last on their way out of the kernel, and
+    # where something was refused half way some were not asked to stop yet.
+    for tid in seized:
+        if tid not in stopped.signals:
+            _ptrace(_INTERRUPT, tid)
+            if _wait(stopped, tid, time.monotonic() + _LEAVE_SECONDS) and tid in stopped.signals:
+                _ptrace(_DETACH, tid, 0, stopped.signals[tid])
 
 
 @contextmanager
 def standstill(pid: int) -> Iterator[Stopped]:
     """Stop every thread of `pid` for the body of the `with`. Raises `TracingRefused`.
 
-    Threads that do not stop in time are in `late`: they are inside the kernel (a device driver's uninterruptible wait)
-    and will stop before they execute another instruction of their program.
+    Threads in an uninterruptible wait of the kernel's (a device driver's) are in `late`: they will stop on their way
+    out of it, before they execute another instruction of their program.
     """
     stopped = Stopped(pid)
     seized: set[int] = set()
@@ -154,8 +162,7 @@ def standstill(pid: int) -> Iterator[Stopped]:
         stopped.began = time.monotonic()
         for tid in seized:
             _ptrace(_INTERRUPT, tid)
-        deadline = stopped.began + STOP_SECONDS
-        _collect(stopped, seized, deadline)
+        _collect(stopped, seized)
         for _ in range(8):  # threads made by one that was not yet stopped
             before = set(seized)
             _seize_all(stopped, seized)
@@ -163,19 +170,33 @@ def standstill(pid: int) -> Iterator[Stopped]:
                 break
             for tid in seized - before:
                 _ptrace(_INTERRUPT, tid)
-            _collect(stopped, seized - before, deadline)
+            _collect(stopped, seized - before)
         yield stopped
     finally:
-        if not stopped.began:  # refused before anything was asked to stop
-            stopped.began = time.monotonic()
-            for tid in seized:
-                _ptrace(_INTERRUPT, tid)
-            _collect(stopped, seized, stopped.began + STOP_SECONDS)
         _release(stopped, seized)
 
 
-def _collect(stopped: Stopped, tids: Iterable[int], deadline: float) -> None:
-    stopped.late.update(tid for tid in tids if not _wait(stopped, tid, deadline))
+def _collect(stopped: Stopped, tids: Iterable[int]) -> None:
+    """Wait until each has stopped. One that only lacks a processor could stand anywhere: it must be waited for."""
+    for tid in tids:
+        if _wait(stopped, tid, stopped.began + _LATE_SECONDS):
+            continue
+        while _state(stopped.pid, tid) != "D":
+            if _wait(stopped, tid, time.monotonic() + _LATE_SECONDS):
+                break
+            if time.monotonic() > stopped.began + _STOP_SECONDS:
+                stopped.late.add(tid)
+                raise TracingRefused(f"thread {tid} of process {stopped.pid} did not stop within {_STOP_SECONDS:g} s")
+        else:
+            stopped.late.add(tid)
+
+
+def _state(pid: int, tid: int) -> str:
+    """One letter, as /proc has it; "X" if the thread has ended."""
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "X"
 
 
 @dataclass(frozen=True)

@@ -375,3 +375,18 @@ def test_an_arena_serves_many_attachments_and_their_threads(busy):
                 used.append(layout.word(probe.peek, "threads_used"))
                 busy.ask("r")
     assert used == [2, 2, 2]
+
+
+def test_a_second_profiler_is_refused_and_the_first_goes_on(busy):
+    with Attachment(busy.pid) as first:
+        first.install()
+        with Attachment(busy.pid) as second, pytest.raises(Unreachable, match="cuLaunchKernel is already hooked"):
+            second.install()
+        busy.ask("p")
+        before = first.counters()
+        busy.ask("r")
+        busy.ask("p")
+        assert first.counters() != before
+        busy.ask("r")
+    with Attachment(busy.pid) as second:
+        assert second.install().names

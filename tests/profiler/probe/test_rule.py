@@ -145,7 +145,7 @@ def test_the_records_tell_the_same_syncs_as_all_the_calls(driver, sequence):
     for tid in driver.tids:
         wanted = [plain(s) for s in count_syncs(c for c in calls if c.thread == tid and not c.captured)]
         found = [plain(s) for s in count_syncs(c for c in told if c.thread == tid)]
-        assert found == wanted
+        assert Counter(found) == Counter(wanted)  # a pair is told at the time of its wait, not of its copy
     assert arena.word(driver.peek, "ring_tail") == arena.word(driver.peek, "ring_head")
 
 

@@ -1,0 +1,112 @@
+"""Writing into a process that stands still."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from syncfree.profiler.probe import tracing
+
+pytestmark = pytest.mark.usefixtures("needs_probe")
+
+TARGET = """
+import ctypes, threading, time
+block = ctypes.create_string_buffer(b"before__", 16)
+go = threading.Event()
+for _ in range(5): threading.Thread(target=go.wait, daemon=True).start()
+print(ctypes.addressof(block), flush=True)
+n = 0
+while True:
+    n += 1
+"""
+
+
+@pytest.fixture
+def target():
+    process = subprocess.Popen([sys.executable, "-c", TARGET], stdout=subprocess.PIPE, text=True)
+    process.address = int(process.stdout.readline())
+    yield process
+    process.kill()
+    process.wait()
+
+
+def patch(target, before=b"before__", after=b"after___"):
+    return tracing.Patch("name", target.address, before, after, 8)
+
+
+def memory(target):
+    with open(f"/proc/{target.pid}/mem", "rb") as file:
+        file.seek(target.address)
+        return file.read(8)
+
+
+def states(target):
+    return {tracing._state(target.pid, tid) for tid in tracing.threads_of(target.pid)}
+
+
+def test_every_thread_stands_still_and_goes_on(target):
+    with tracing.standstill(target.pid) as stopped:
+        assert set(stopped.places) == set(tracing.threads_of(target.pid))
+        assert states(target) == {"t"}
+    assert len(stopped.places) == 6
+    assert stopped.seconds > 0
+    time.sleep(0.05)
+    assert "t" not in states(target)
+    assert {tracing.tracer_of(target.pid, tid) for tid in tracing.threads_of(target.pid)} == {0}
+
+
+def test_a_patch_goes_in_and_out(target):
+    tracing.apply(target.pid, [patch(target)])
+    assert memory(target) == b"after___"
+    _, free = tracing.revert(target.pid, [patch(target)], [], lambda: 0, 1.0)
+    assert (memory(target), free) == (b"before__", True)
+
+
+def test_what_somebody_else_has_changed_is_left_alone(target):
+    with pytest.raises(tracing.TracingRefused, match="changed by somebody else"):
+        tracing.apply(target.pid, [patch(target, before=b"other___")])
+    assert memory(target) == b"before__"
+    tracing.revert(target.pid, [patch(target, after=b"other___")], [], lambda: 0, 1.0)
+    assert memory(target) == b"before__"
+
+
+def test_code_that_is_still_in_use_is_told(target):
+    _, free = tracing.revert(target.pid, [], [], lambda: 1, 0.05)
+    assert not free
+
+
+def test_nothing_is_written_while_a_thread_stands_in_the_way(target):
+    with tracing.standstill(target.pid) as stopped:
+        place = stopped.places[target.pid][0]
+    everywhere = tracing.Patch("all", place - (1 << 20), b"", b"", 1 << 22)
+    assert tracing._in_the_way(stopped, [everywhere])
+    with pytest.raises(tracing.TracingRefused, match="never left"):
+        tracing.apply(target.pid, [everywhere], attempts=3)
+
+
+def test_the_carrier_is_a_thread_that_waits(target):
+    carrier = tracing.idle_thread(target.pid)
+    assert carrier != target.pid
+    assert carrier in tracing.threads_of(target.pid)
+    tracing.consent(target.pid, carrier)
+
+
+def test_a_process_that_has_ended_is_refused(target):
+    target.kill()
+    target.wait()
+    with pytest.raises(tracing.TracingRefused, match="No such file"):
+        tracing.apply(target.pid, [patch(target)])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+def test_a_stranger_may_not(target):
+    code = (
+        "import os; from syncfree.profiler.probe import tracing\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"try: tracing.consent({target.pid}, {target.pid})\n"
+        "except PermissionError as error: print(error.strerror)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "Operation not permitted\n"
+    assert memory(target) == b"before__"
