@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .aggregate import Evidence, build_report, thread_names
-from .report import Note, Report, Source
+from .report import Note, PlannerFigures, Report, Source
 from .windows import StepWindow
 
 
@@ -17,6 +17,7 @@ class Recording(msgspec.Struct, kw_only=True):
     evidence: list[Evidence] = msgspec.field(default_factory=list)
     notes: list[Note] = msgspec.field(default_factory=list)
     threads: dict[int, str] = msgspec.field(default_factory=thread_names)
+    planner: PlannerFigures = msgspec.field(default_factory=PlannerFigures)
 
     def build(self) -> Report:
         """The report of this recording; where several collectors counted, its notes tell whether they agree."""
@@ -24,4 +25,5 @@ class Recording(msgspec.Struct, kw_only=True):
 
         report = build_report(self.steps, self.evidence, self.source, self.notes, threads=self.threads)
         report.notes += differences(self.steps, self.evidence)
+        report.planner = self.planner
         return report

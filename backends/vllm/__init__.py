@@ -22,6 +22,11 @@ def register(attached: bool = False) -> bool:
         prepare()
     for module, hook in HOOKS.items():
         after_import(module, hook)
+    if not attached:
+        from .planned.install import install
+
+        for module, hook in install().items():
+            after_import(module, hook)
     return True
 
 

@@ -32,6 +32,7 @@ class Watch:
         self.pid = os.getpid()
         self.agent = ensure_agent(rank=_rank(runner), engine=f"vllm {_version()}")
         self.recorder = self.agent.recorder
+        self.recorder.planner = _planner_counters()
         self.table = PrefillTable()
         self.thread = threading.get_ident()
         self.open = False  # a step of ours is open
@@ -332,6 +333,12 @@ def _decode_threshold(runner: Any) -> int:
         return agreed
     length = getattr(runner, "decode_query_len", None)
     return length if isinstance(length, int) and length >= 1 else 1 + int(getattr(runner, "num_spec_tokens", 0) or 0)
+
+
+def _planner_counters() -> Any:
+    """What the planner counts in this process; None where it is off."""
+    tally = sys.modules.get(f"{__package__}.planned.tally")
+    return None if tally is None or tally.TALLY.mode == "off" else tally.TALLY
 
 
 def _rank(runner: Any) -> int:

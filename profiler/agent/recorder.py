@@ -11,13 +11,13 @@ import logging
 import secrets
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
-from ...planner.errors import BadInput
+from ...errors import BadInput
 from ..collectors import choose
 from ..collectors.base import Collector
 from ..recording import Recording
-from ..report import Note
+from ..report import Note, PlannerFigures
 from ..session import Profiler
 from ..windows import StepWindow
 from .protocol import MAX_CALLS, MAX_STEPS
@@ -25,10 +25,33 @@ from .protocol import MAX_CALLS, MAX_STEPS
 logger = logging.getLogger("syncfree")
 
 
+class PlannerCounters(Protocol):
+    """What a planner inside the host program counts; see `Recorder.planner`."""
+
+    def mark(self) -> Any:
+        """The counters now."""
+        ...
+
+    def figures(self, since: Any = None) -> PlannerFigures:
+        """What was counted since a mark."""
+        ...
+
+    def notes(self) -> list[Note]:
+        """What a report should say beside the figures."""
+        ...
+
+
 class Session:
     """One recording, from start until its parts were fetched or its lease ended."""
 
-    def __init__(self, profiler: Profiler, notes: list[Note], steps: int | None, bound: bool) -> None:
+    def __init__(
+        self,
+        profiler: Profiler,
+        notes: list[Note],
+        steps: int | None,
+        bound: bool,
+        planner: PlannerCounters | None = None,
+    ) -> None:
         self.token = secrets.token_hex(8)
         self.began = time.monotonic()
         self.ended: float | None = None
@@ -37,6 +60,8 @@ class Session:
         self.recording: Recording | None = None  # what may be fetched: the whole once it ended, or the part taken last
         self._profiler = profiler
         self._notes = notes
+        self._planner = planner
+        self._planned_before = None if planner is None else planner.mark()
         self._wanted = steps
         self._bound = bound
         self._lock = threading.Lock()
@@ -161,6 +186,7 @@ class Session:
             if not self._profiler.rolling:
                 raise BadInput("take: a collector of this recording hands its calls over at the end only")
             self.recording = self._profiler.take()
+            self._add_planner(self.recording)
 
     def _halt(self) -> None:
         if self._halted:
@@ -185,8 +211,17 @@ class Session:
                 del item.calls[MAX_CALLS:]
                 self._notes.append(Note(kind="partial", text=text))
         recording.notes = [*self._notes, *recording.notes]
+        self._add_planner(recording)
+        if self._planner is not None:
+            recording.notes += self._planner.notes()
         recording.source.partial = recording.source.partial or any(n.kind == "partial" for n in self._notes)
         self.recording, self._collected = recording, True
+
+    def _add_planner(self, recording: Recording) -> None:
+        """What the planner counted since the part before."""
+        if self._planner is not None:
+            recording.planner = self._planner.figures(self._planned_before)
+            self._planned_before = self._planner.mark()
 
 
 class Recorder:
@@ -200,6 +235,7 @@ class Recorder:
         self.engine = engine
         self.session: Session | None = None
         self.disabled: str | None = None  # why an engine's hooks were switched off
+        self.planner: PlannerCounters | None = None  # of a planner that serves this process
 
     def begin_step(self, batch_class: str = "unknown", **about: Any) -> StepWindow | None:
         """Open a step, as `Profiler.begin_step`; None while nothing records."""
@@ -272,7 +308,7 @@ class Recorder:
         profiler = self._profiler(chosen)
         if not bound:
             profiler.start()
-        session = Session(profiler, notes, steps, bound)
+        session = Session(profiler, notes, steps, bound, self.planner)
         self.session = session
         return session
 

@@ -3,9 +3,6 @@
 `on` serves metadata that the planner made; `shadow` serves vLLM's own and compares the planner's with it, field by
 field. The builders are subclasses of vLLM's: whatever the planner does not serve (drafts, graph capture, refused
 batches, any surprise) is built by vLLM itself, and captured graphs go on reading vLLM's own buffers.
+
+`install.install()` gives the hooks; importing this package loads nothing.
 """
-
-from .install import BUILDERS, install
-from .tally import MODE, TALLY, mode_from_environment
-
-__all__ = ["BUILDERS", "MODE", "TALLY", "install", "mode_from_environment"]

@@ -7,8 +7,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..imports import Hook
-from .builder import PlannedBuilder, planned_class
-from .tally import TALLY, mode_from_environment
+from .mode import Mode, mode_from_environment
 
 
 class Target(NamedTuple):
@@ -37,13 +36,20 @@ BUILDERS: dict[str, Target] = {
 
 def planned_builder(module: Any, target: Target) -> type:
     """The planned subclass of a module's builder."""
+    from .builder import planned_class
+
     place, _, name = target.adapter.partition(":")
     adapter = getattr(importlib.import_module(f".{place}", __package__), name)()
     return planned_class(getattr(module, target.builder), adapter)
 
 
-def _hook(target: Target) -> Hook:
+def _hook(target: Target, mode: Mode) -> Hook:
     def hook(module: ModuleType) -> None:
+        from .builder import PlannedBuilder
+        from .tally import TALLY
+
+        if TALLY.mode != mode:
+            TALLY.clear(mode)
         backend = getattr(module, target.backend)
         if issubclass(backend.get_builder_cls(), PlannedBuilder):
             return
@@ -54,8 +60,6 @@ def _hook(target: Target) -> Hook:
 
 
 def install() -> dict[str, Hook]:
-    """The hooks by module for this process's mode, none where it is off. Loads nothing of vLLM."""
+    """The hooks by module for this process's mode, none where it is off. Loads nothing of vLLM, nor the planner."""
     mode = mode_from_environment()
-    if mode != TALLY.mode:
-        TALLY.clear(mode)
-    return {} if mode == "off" else {name: _hook(target) for name, target in BUILDERS.items()}
+    return {} if mode == "off" else {name: _hook(target, mode) for name, target in BUILDERS.items()}

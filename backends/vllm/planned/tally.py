@@ -1,28 +1,15 @@
-"""The mode of this process, and what the planner did in it: counters for the report and for Prometheus."""
+"""What the planner did in it: counters for the report and for Prometheus."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ....profiler.report import Note, PlannerFigures
+from .mode import Mode
 
 logger = logging.getLogger("syncfree")
-
-Mode: TypeAlias = Literal["off", "shadow", "on"]
-MODE = "SYNCFREE_PLANNER"
-_MODES: dict[str, Mode] = {"off": "off", "shadow": "shadow", "on": "on"}
-
-
-def mode_from_environment() -> Mode:
-    """`SYNCFREE_PLANNER` of this process; anything unknown is off, and says so."""
-    asked = os.environ.get(MODE, "").strip().lower() or "off"
-    if asked in _MODES:
-        return _MODES[asked]
-    logger.warning("syncfree: %s: expected off, shadow or on, got %r: the planner stays off", MODE, asked)
-    return "off"
 
 
 class Mark(NamedTuple):
