@@ -49,7 +49,8 @@ types: $(VENV)/.ready
 	@mkdir -p .types && ln -sfn .. .types/syncfree
 	MYPYPATH=.types $(BIN)/mypy --strict -p syncfree
 
-bench: $(VENV)/.ready
+# The peers of the planning rows are vLLM's own functions: they need the environment of the vLLM tests.
+bench: $(VENV)/.ready $(VLLM_VENV)/.ready
 	$(BIN)/python bench/run.py
 
 clean:
