@@ -31,7 +31,7 @@ def simulated_device() -> Iterator[Any]:
 
     Inside, that device, the strings "cuda" and "cuda:0", `Tensor.cuda()` and the `torch.cuda` calls an engine makes all
     mean the simulated device, on this thread and on threads started inside; everything is restored on leaving. Results
-    are those of the CPU kernels. One at a time: nesting raises `RuntimeError`. Needs torch >= 2.13 (`Unreachable`).
+    are those of the CPU kernels. One at a time: nesting raises `RuntimeError`. Needs torch >= 2.11 (`Unreachable`).
     """
     from .device import opened
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ def _torch() -> Any:
     except ImportError as error:
         raise Unreachable("simulated device: torch is not installed: pip install 'syncfree[torch]'") from error
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
-        raise Unreachable(f"simulated device: expected torch >= 2.13, got {torch.__version__}")
+        raise Unreachable(f"simulated device: expected torch >= 2.11, got {torch.__version__}")
     return torch
 
 
@@ -32,6 +33,14 @@ def _register(torch: Any) -> None:
     taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone":
         raise Unreachable(f"simulated device: this process already has a custom torch device, {taken!r}")
+
+    if torch.cuda.is_available():
+        warnings.warn(
+            "simulated device: this process sees a real GPU; once the simulated device is registered, torch refuses "
+            "pinned memory and backward on the real one for the rest of the process",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
     class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
         def is_available(self) -> bool:
