@@ -223,7 +223,7 @@ class Attachment:
                 except BrokenPipeError:
                     continue
         try:
-            process.wait(10)
+            process.wait(self.seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
