@@ -5,6 +5,7 @@
 | `<!-- run -->` | run: Python as a script, bash line by line; `run: exit 1` where it has to end so |
 | `<!-- run: continues -->` | Python, run after the earlier Python blocks of the page |
 | `<!-- output -->` | what the block before it printed |
+| `<!-- prints -->` | lines that the block before it printed, among others |
 | `<!-- file: NAME -->` | written to NAME |
 | `<!-- needs: WHAT -->` | not run, since it needs a GPU or the like; `syncfree` lines have to parse |
 | `<!-- picture -->` | no code: a figure in text |
@@ -19,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-_COMMENT = re.compile(r"<!-- *(run|output|file|needs|picture|copy|server)(?:: *(.*?))? *-->\s*$")
+_COMMENT = re.compile(r"<!-- *(run|output|prints|file|needs|picture|copy|server)(?:: *(.*?))? *-->\s*$")
 _FENCE = re.compile(r"^( *)(```+)(\w*)\s*$")
 
 

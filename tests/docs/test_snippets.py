@@ -67,6 +67,10 @@ class Page:
             got = got[:cut] + ["..."] + (got[-len(tail) :] if tail else [])
         assert got == wanted, f"line {action.line}: printed\n{self.printed}"
 
+    def _prints(self, action: Action) -> None:
+        for line in action.text.splitlines():
+            assert line.strip() in self.printed, f"line {action.line}: {line.strip()!r} is not in\n{self.printed}"
+
     def _file(self, action: Action) -> None:
         target = self.folder / action.argument
         target.parent.mkdir(parents=True, exist_ok=True)
