@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from .apis import MODULE_LOADS, base_name
 from .calls import Call, Direction, Role
+from .classes import class_figures
 from .collectors.base import GROUPS, Counters
 from .counting import Sync, count_syncs
-from .hints import hint_for
 from .report import (
-    ClassFigures,
     Copies,
-    Distribution,
-    Figure,
     Launches,
     Note,
     PhaseFigures,
     Report,
-    Site,
-    SiteStep,
     Source,
     Step,
     Syncs,
     Totals,
 )
-from .sites import blamed, source_line
-from .windows import VERDICT_PHASES, StepWindow
+from .site_book import SiteBook, thread_names
+from .windows import StepWindow, is_foreign_thread
 
 _SYNC_FIELDS = ("d2h", "h2d", "stream", "device", "event", "memset", "copy")
 
@@ -118,11 +111,6 @@ class _Finder:
         if inside >= 0 and call.ts_ns < self.phases[index][inside].end_ns:
             return index, self.phases[index][inside].name
         return index, "other"
-
-
-def is_foreign_thread(step: StepWindow, call: Call) -> bool:
-    """Whether `call` was made by another thread than the one that steps; not where either is unknown."""
-    return step.thread != 0 and call.thread not in (0, step.thread)
 
 
 def tally(steps: Sequence[StepWindow], calls: Iterable[Call]) -> tuple[list[Tally], Tally]:
@@ -301,155 +289,6 @@ def _step_report(step: StepWindow, chosen: dict[str, Evidence], tallies: dict[st
     return result
 
 
-def judged_phases(step: Step, phases: Sequence[str] = VERDICT_PHASES) -> list[PhaseFigures] | None:
-    """The phases a verdict is about; None = the step is judged whole (it has none of them)."""
-    if not any(name in step.phases for name in phases):
-        return None
-    return [step.phases[name] for name in phases if name in step.phases]
-
-
-def judged_syncs(step: Step) -> Figure:
-    """Syncs of build + forward made by the stepping thread; of the whole step where it has no such phase."""
-    phases = judged_phases(step)
-    parts = [step.syncs] if phases is None else [phase.syncs for phase in phases]
-    foreign = step.other_threads.items()
-    others = [f.syncs.total for name, f in foreign if phases is None or name in VERDICT_PHASES]
-    if any(part.total is None for part in parts) or any(figure is None for figure in others):
-        return None
-    return sum(part.total or 0 for part in parts) - sum(figure or 0 for figure in others)
-
-
-def distribution(figures: Iterable[float | None]) -> Distribution:
-    """Mean, nearest-rank median and 99th percentile, maximum; unknown if any figure is unknown or there is none."""
-    values: list[float] = []
-    for figure in figures:
-        if figure is None:
-            return Distribution()
-        values.append(figure)
-    if not values:
-        return Distribution()
-    values.sort()
-    n = len(values)
-
-    def rank(q: float) -> float:
-        return values[max(0, min(n - 1, -int(-q * n // 1) - 1))]
-
-    return Distribution(mean=sum(values) / n, p50=rank(0.5), p99=rank(0.99), max=values[-1])
-
-
-def _launch_count(step: Step) -> Figure:
-    phases = judged_phases(step)
-    parts = [step.launches] if phases is None else [phase.launches for phase in phases]
-    if any(p.kernels is None or p.graphs is None for p in parts):
-        return None
-    return sum((p.kernels or 0) + (p.graphs or 0) for p in parts)
-
-
-def _copy_count(step: Step) -> Figure:
-    phases = judged_phases(step)
-    parts = [step.copies] if phases is None else [phase.copies for phase in phases]
-    if any(p.d2h is None or p.h2d is None for p in parts):
-        return None
-    return sum((p.d2h or 0) + (p.h2d or 0) for p in parts)
-
-
-def class_figures(steps: Sequence[Step]) -> dict[str, ClassFigures]:
-    """Per batch class, over the steps that are not warm-up."""
-    groups: dict[str, list[Step]] = defaultdict(list)
-    for step in steps:
-        if not step.warmup:
-            groups[step.batch_class].append(step)
-    result = {}
-    for name, members in sorted(groups.items()):
-        syncs = distribution(judged_syncs(step) for step in members)
-        result[name] = ClassFigures(
-            steps=len(members),
-            syncs_per_step=syncs,
-            launches_per_step=distribution(_launch_count(step) for step in members),
-            copies_per_step=distribution(_copy_count(step) for step in members),
-            duration_us=distribution(step.duration_us for step in members),
-            build_us=distribution(
-                step.phases["build"].duration_us if "build" in step.phases else None for step in members
-            ),
-            blocked_us=distribution(step.blocked_us for step in members),
-            verdict="unknown" if syncs.max is None else ("sync-free" if syncs.max == 0 else "syncs"),
-        )
-    return result
-
-
-def thread_names() -> dict[int, str]:
-    """Names of this process's threads by native id."""
-    return {t.native_id: t.name for t in threading.enumerate() if t.native_id is not None}
-
-
-class _SiteBook:
-    """Groups syncs by the line that is to blame."""
-
-    def __init__(self, threads: dict[int, str]) -> None:
-        self.sites: dict[tuple[object, ...], Site] = {}
-        self.per_step: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
-        self.foreign: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
-        self.windows: dict[int, StepWindow] = {}
-        self.measured: set[tuple[object, ...]] = set()
-        self.names = threads
-
-    def add(self, sync: Sync, phase: str, step: StepWindow | None, index: int) -> None:
-        call = sync.call
-        frame = blamed(call.stack)
-        kind = "d2h" if sync.kind == "copy" and call.direction is Direction.D2H else sync.kind
-        where = (frame.file, frame.line, frame.function) if frame else ("", 0, call.api)
-        key = (*where, kind, phase, call.allowed_upstream)
-        site = self.sites.get(key)
-        if site is None:
-            source = source_line(frame) if frame else ""
-            site = self.sites[key] = Site(
-                file=where[0],
-                line=where[1],
-                function=where[2],
-                kind=kind,
-                phase=phase,
-                blocked_us=0.0,
-                allowed_upstream=call.allowed_upstream,
-                stack=[f"{f.file}:{f.line} {f.function}" for f in call.stack],
-                source=source,
-                api=call.api,
-            )
-        site.count += 1
-        if sync.blocked_ns is None or site.blocked_us is None:
-            site.blocked_us = None
-        else:
-            site.blocked_us += sync.blocked_ns / 1e3
-        if call.device_idle_ns is not None:
-            site.device_idle_us = (site.device_idle_us or 0.0) + call.device_idle_ns / 1e3
-        if step is not None:
-            site.classes[step.batch_class] = site.classes.get(step.batch_class, 0) + 1
-            self.per_step[key][index] += 1
-            self.windows[index] = step
-            if is_foreign_thread(step, call):
-                self.foreign[key][index] += 1
-            if not step.warmup:
-                self.measured.add(key)
-        thread = self.names.get(call.thread, f"thread {call.thread}")
-        if thread not in site.threads:
-            site.threads.append(thread)
-        if call.repeat_value:
-            site.repeated = site.same_value = True
-
-    def finish(self) -> list[Site]:
-        for key, site in self.sites.items():
-            counts = self.per_step.get(key)
-            if counts:
-                site.per_step = sum(counts.values()) / len(counts)
-                site.repeated = site.repeated or max(counts.values()) > 1
-                site.warmup = key not in self.measured
-                site.steps = [
-                    SiteStep(self.windows[i].rank, self.windows[i].index, n, self.foreign[key][i])
-                    for i, n in sorted(counts.items())
-                ]
-            site.hint = hint_for(site)
-        return sorted(self.sites.values(), key=lambda s: (s.warmup, s.kind == "maybe", -s.count, s.file, s.line))
-
-
 def _mark_warmup(steps: Sequence[StepWindow], tallies: dict[str, list[Tally]]) -> None:
     """A step that captured a graph or loaded a module is one of preparation, whoever marked it or not."""
     for i, step in enumerate(steps):
@@ -492,7 +331,7 @@ def build_report(
     judge = chosen.get("syncs")
     report = Report(source=source, steps=reported, classes=class_figures(reported))
     if judge is not None:
-        book = _SiteBook(thread_names() if threads is None else threads)
+        book = SiteBook(thread_names() if threads is None else threads)
         for i, (step, counted) in enumerate(zip(steps, tallies[judge.name], strict=True)):
             for phase, sync in counted.syncs:
                 book.add(sync, phase, step, i)
@@ -521,8 +360,3 @@ def _totals(chosen: dict[str, Evidence], evidence: Sequence[Evidence], totals: d
         kernels_run=kernels.kernels_run if kernels else None,
         api=dict(sorted(api.items())),
     )
-
-
-def short_path(file: str) -> str:
-    """The last two parts of a path, for people."""
-    return str(Path(*Path(file).parts[-2:])) if file else ""

@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from .aggregate import distribution
 from .budget import ClassBudget
+from .classes import distribution
 from .gate import figure_of
 from .report import Amount, Report, Site, Step
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from .aggregate import distribution, judged_phases
 from .budget import ANY_CLASS, SYNC_KINDS, WHOLE_STEP, Allow, Budget, ClassBudget
+from .classes import distribution, judged_phases
 from .report import Amount, PhaseFigures, Report, Site, Step
 from .windows import VERDICT_PHASES
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .aggregate import class_figures
+from .classes import class_figures
 from .report import Distribution, PlannerFigures, Report, RunAhead, Site, Source, Step, Totals
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -33,7 +33,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         source=_sources([report.source for report in reports]),
         steps=steps,
         classes=class_figures(steps),
-        sites=_sites(reports),
+        sites=merged_sites([report.sites for report in reports]),
         totals=_totals([report.totals for report in reports]),
         planner=_planners([report.planner for report in reports]),
         telemetry=_telemetry(reports),
@@ -110,10 +110,11 @@ def _sum(left: float | None, right: float | None) -> float | None:
     return None if left is None or right is None else left + right
 
 
-def _sites(reports: Sequence[Report]) -> list[Site]:
+def merged_sites(lists: Iterable[Sequence[Site]]) -> list[Site]:
+    """Sites of one line, kind and phase together, most often first; the steps they name are taken as they are."""
     found: dict[tuple[object, ...], Site] = {}
-    for report in reports:
-        for site in report.sites:
+    for sites in lists:
+        for site in sites:
             key = (site.file, site.line, site.function, site.kind, site.phase, site.allowed_upstream)
             mine = found.get(key)
             if mine is None:

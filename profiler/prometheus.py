@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, Unreachable
-from .aggregate import judged_syncs
 from .budget import SYNC_KINDS
+from .classes import judged_syncs
 from .report import Report, Step
 
 if TYPE_CHECKING:
@@ -84,6 +84,20 @@ class Exporter:
             figure: gauge(f"device_{name}", text, "device", "name", "arch")
             for figure, (name, text, _) in _DEVICE_GAUGES.items()
         }
+        self._planner = {
+            "mismatches": client.Counter(
+                "syncfree_planner_mismatches",
+                "Planned fields that differ from what the engine built (shadow mode).",
+                ("mode",),
+                registry=self.registry,
+            ),
+            "unread": client.Counter(
+                "syncfree_planner_unread_fields",
+                "Fields that the engine filled and no kernel reads (shadow mode).",
+                ("mode",),
+                registry=self.registry,
+            ),
+        }
         self._partial = gauge("report_partial", "1 where the last report lacked steps or ranks.")
 
     # ------------------------------------------------------------------ reports
@@ -102,6 +116,9 @@ class Exporter:
             for figure, (_, _, scale) in _DEVICE_GAUGES.items():
                 if device.get(figure) is not None:
                     self._devices[figure].labels(*labels).set(device[figure]["last"] * scale)
+        if report.planner.mode != "off":
+            for name, counter in self._planner.items():
+                _inc(counter, (report.planner.mode,), getattr(report.planner, name))
         self._partial.set(int(report.source.partial))
 
     def _add_step(self, step: Step) -> None:

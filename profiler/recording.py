@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from .aggregate import Evidence, build_report, thread_names
+from .aggregate import Evidence, build_report
 from .report import Note, PlannerFigures, Report, Source
+from .site_book import thread_names
 from .windows import StepWindow
 
 

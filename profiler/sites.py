@@ -58,3 +58,8 @@ def blamed(stack: Iterable[Frame]) -> Frame | None:
 def source_line(frame: Frame) -> str:
     """The text of the frame's line, stripped; empty where the file cannot be read."""
     return frame.source or linecache.getline(frame.file, frame.line).strip()
+
+
+def short_path(file: str) -> str:
+    """The last two parts of a path, for people."""
+    return str(Path(*Path(file).parts[-2:])) if file else ""

@@ -57,3 +57,8 @@ def tag_allowed(calls: Iterable[Call], regions: Sequence[Region]) -> None:
             at = bisect_right(starts[call.thread], call.ts_ns) - 1
             if at >= 0 and call.ts_ns < spans[at][1]:
                 call.allowed_upstream = True
+
+
+def is_foreign_thread(step: StepWindow, call: Call) -> bool:
+    """Whether `call` was made by another thread than the one that steps; not where either is unknown."""
+    return step.thread != 0 and call.thread not in (0, step.thread)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from ...errors import BadInput
-from ..aggregate import Evidence, build_report, class_figures, distribution
+from ..aggregate import Evidence, build_report
 from ..calls import Call, Direction, Role
+from ..classes import class_figures, distribution
 from ..counting import Sync, count_syncs, mark_captured
-from ..merge import merge_reports
+from ..merge import merge_reports, merged_sites
 from ..report import Report, Source, Step, Totals
 from ..timeline import spans
 from ..windows import StepWindow
@@ -113,7 +114,7 @@ def _build(trace: ProcessTrace, windows: list[StepWindow], rank: int) -> Report:
     report = reports[0]
     if len(reports) > 1:
         steps: list[Step] = [step for item in reports for step in item.steps]
-        sites = merge_reports(reports).sites
+        sites = merged_sites([item.sites for item in reports])  # not `merge_reports`: lanes share their numbering
         report.steps = sorted(steps, key=lambda step: step.index)
         report.classes, report.sites = class_figures(report.steps), sites
         trace.note("input", f"steps overlap in time ({len(lanes)} at once): each counts every call in its window")

@@ -80,7 +80,7 @@ def _format(path: Path, limits: Limits) -> str:
     head = head_of(path, limits)
     if head.startswith(SQLITE):
         return "nsys"
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    start = head.lstrip()
     if start[:1] in b"{[":
         return "rocprofv3-json" if _ROCPROFV3.search(head) else "kineto"
     if is_rocprofv3_csv(head):

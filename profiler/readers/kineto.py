@@ -84,8 +84,8 @@ _TENTHS = (1000, 100, 10, 1)
 
 
 def nanoseconds(raw: msgspec.Raw) -> int | None:
-    """A JSON number of microseconds as whole nanoseconds, without a detour over floats; None if it is no number."""
-    text = bytes(raw)
+    """A JSON number of microseconds, or one in quotes, as whole nanoseconds, without a detour over floats; else None."""
+    text = bytes(raw).strip(b'"')
     if _EXACT.fullmatch(text):
         whole, _, fraction = text.partition(b".")
         return int(whole + fraction) * _TENTHS[len(fraction)]
@@ -158,7 +158,7 @@ class _KinetoReader:
         searched = 0
         for block in self.text:
             head += block
-            if searched == 0 and (start := head.lstrip(b"\xef\xbb\xbf \t\r\n")) and start[:1] != b"{":
+            if searched == 0 and (start := head.lstrip()) and start[:1] != b"{":
                 if start[:1] == b"[":  # the other form of a Chrome trace: the array alone
                     return b"", start[1:]
                 raise BadInput(f"{self.path}: expected a trace (JSON that begins with '{{' or '['), got {start[:12]!r}")
@@ -228,7 +228,10 @@ class _KinetoReader:
             self.trace.threads[self.thread(event)] = name
 
     def _span(self, where: dict[int, Spans], event: Event) -> Spans:
-        start, duration = float(event.ts), float(event.dur)  # Raw is a buffer
+        try:
+            start, duration = float(event.ts), float(event.dur)  # Raw is a buffer
+        except ValueError:  # a number in quotes
+            start, duration = float(bytes(event.ts).strip(b'"')), float(bytes(event.dur).strip(b'"'))
         thread = self.thread(event)
         spans = where.get(thread)
         if spans is None:
@@ -273,7 +276,8 @@ class _KinetoReader:
         )
         if call is not None and args is not None and call.role is Role.COPY:
             # ROCm's device record calls a copy from or to pinned memory DtoD; the call's own argument is right.
-            told = _HIP_KIND.get(str(args.kind).lower())
+            kind = int(args.kind) if isinstance(args.kind, float) and args.kind.is_integer() else args.kind
+            told = _HIP_KIND.get(str(kind).lower())
             if told is not None:
                 call.direction = told
             call.nbytes = whole_number(args.nbytes if args.nbytes is not None else args.size)

@@ -115,6 +115,8 @@ class _NsysReader:
                 self.odd += 1
 
     def _of(self, global_id: int | None) -> ProcessTrace:
+        if global_id is None and len(self.traces) == 1:  # a schema without the column: the calls came first
+            return next(iter(self.traces.values()))
         process = (global_id or 0) >> _TID_BITS
         trace = self.traces.get(process)
         if trace is None:
@@ -127,7 +129,8 @@ class _NsysReader:
             _RUNTIME, ("start", "end", "nameId", "globalTid", "correlationId"), 3
         ):
             trace = self._of(tid)
-            trace.kinds.add("api")
+            if name in self.texts:  # calls without their names tell nothing: launches are unknown, not 0
+                trace.kinds.add("api")
             api = self.texts.get(name, f"name {name}")
             trace.add_call(api, start, end - start, (tid or 0) & ((1 << _TID_BITS) - 1), correlation)
 

@@ -237,8 +237,11 @@ _DIRECTIONS = {
 
 
 def record_direction(text: str) -> Direction | None:
-    """The direction in a record's name: `Memcpy HtoD (Pinned -> Device)`, `MEMORY_COPY_DEVICE_TO_HOST`."""
-    text = text.lower().replace("host", "h").replace("device", "d").replace("_to_", "to")
+    """The direction in a record's name: `Memcpy HtoD (Pinned -> Device)`, `MEMORY_COPY_DEVICE_TO_HOST`.
+
+    `CopyHostToDevice` is what PyTorch wrote with the first versions of roctracer.
+    """
+    text = text.lower().removeprefix("copy").replace("host", "h").replace("device", "d").replace("_to_", "to")
     for word in text.replace("_", " ").replace("(", " ").split():
         if word in _DIRECTIONS:
             return _DIRECTIONS[word]

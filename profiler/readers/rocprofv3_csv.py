@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 from ...errors import BadInput
@@ -14,12 +15,14 @@ from .text import DEFAULT_LIMITS, MIB, Limits, Text
 _SUFFIX = re.compile(
     r"[_.-]?(?:(?:hip|hip_api|hip_runtime|hip_runtime_api|hip_compiler|hip_compiler_api|hip_compile|hsa|hsa_api|hsa_core_api|rccl|rccl_api"
     r"|marker|marker_api|kernel|memory_copy|memory_allocation|scratch_memory|rocdecode_api|rocjpeg_api|kokkos)_trace"
-    r"|agent_info|counter_collection|(?:\w+_)?stats)$"
+    r"|agent_info|counter_collection|(?:\w+_)?stats)$",
+    re.IGNORECASE,
 )
 _MARKS = frozenset({"MARKER_CORE_API", "MARKER_CORE_RANGE_API", "MARKER_API"})
 _API_COLUMNS = frozenset({"domain", "function", "start_timestamp", "end_timestamp"})
 _KERNEL_COLUMNS = frozenset({"kernel_name", "correlation_id", "start_timestamp", "end_timestamp"})
 _COPY_COLUMNS = frozenset({"direction", "start_timestamp", "end_timestamp"})
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d{1,2})?")
 _LINE = MIB  # no row is longer: kernel names reach some 10 KB
 
 
@@ -33,8 +36,20 @@ def is_rocprofv3_csv(head: bytes) -> bool:
 
 def run_prefix(path: Path) -> str:
     """What the names of one run's files have in common: `bench_hip_api_trace.csv` -> `bench`."""
-    stem = path.name.removesuffix(".gz").removesuffix(".csv")
+    name = path.name.lower()
+    stem = path.name[: len(name.removesuffix(".gz").removesuffix(".csv"))]
     return _SUFFIX.sub("", stem)
+
+
+def _whole(text: str) -> int:
+    """A whole number; also as a spreadsheet or data frame writes it back (`100.0`, `1.5E+3`), exactly."""
+    try:
+        return int(text)
+    except ValueError:
+        value = Decimal(text.strip()) if _NUMBER.fullmatch(text.strip()) else None
+    if value is None:
+        raise ValueError(f"expected a number, got {text!r}")
+    return round(value)
 
 
 def read_rocprofv3_csv(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[ProcessTrace]:
@@ -54,7 +69,7 @@ class _CsvReader:
         self.columns: dict[str, int] = {}
 
     def read(self) -> None:
-        rows = csv.reader(self._lines())
+        rows = csv.reader(self._lines(), skipinitialspace=True)
         header = next(rows, None)
         if header is None:
             raise BadInput(f"{self.path}: expected a rocprofv3 CSV file, got an empty one")
@@ -104,10 +119,10 @@ class _CsvReader:
 
     def _number(self, row: list[str], column: str) -> int | None:
         at = self.columns.get(column)
-        return None if at is None or not row[at].strip() else int(row[at])
+        return None if at is None or not row[at].strip() else _whole(row[at])
 
     def _times(self, row: list[str]) -> tuple[int, int]:
-        start, end = int(row[self.columns["start_timestamp"]]), int(row[self.columns["end_timestamp"]])
+        start, end = _whole(row[self.columns["start_timestamp"]]), _whole(row[self.columns["end_timestamp"]])
         return start, end - start
 
     def _api(self, row: list[str]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..aggregate import distribution
 from ..calls import Call, Direction, Role
+from ..classes import distribution
 from ..counting import Sync
 from ..report import Distribution, GraphLaunches, LeadPoint, RunAhead, Step
 from ..windows import StepWindow

@@ -13,6 +13,7 @@ import msgspec
 from ...errors import BadInput
 
 GZIP = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"  # a mark that some editors and shells put in front of UTF-8
 SQLITE = b"SQLite format 3\0"
 MIB = 1 << 20
 _READ = 256 << 10
@@ -42,7 +43,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Text:
-    """Iterates over the unpacked text of a file in blocks of at most 512 KiB.
+    """Iterates over the unpacked text of a file, without a byte order mark, in blocks of at most 512 KiB.
 
     `truncated` is set when a gzip stream ended early, `damaged` holds zlib's words when it could not be unpacked on.
     Raises `BadInput` where the file cannot be opened or goes beyond a limit.
@@ -74,6 +75,7 @@ class Text:
             first = file.read(_READ)
             blocks = self._unpack(file, first) if first.startswith(GZIP) else self._plain(file, first)
             for block in blocks:
+                block = block if self.size else block.removeprefix(BOM)
                 self.size += len(block)
                 self._check()
                 yield block

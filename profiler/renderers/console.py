@@ -7,8 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..aggregate import short_path
 from ..report import Amount, ClassFigures, Distribution, Report, Site
+from ..sites import short_path
 
 _ORDER = ("decode", "extend", "chunked_prefill", "causal_prefill", "empty", "unknown")
 _VERDICT = {"sync-free": ("sync-free", "bold green"), "syncs": ("syncs", "bold red"), "unknown": ("unknown", "yellow")}

@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..aggregate import short_path
 from ..diff import TIMES, Change, Difference, SiteChange
 from ..report import Amount
+from ..sites import short_path
 
 _MARKS = {"worse": "▲ worse", "better": "▼ better", "same": "same", "unknown": "?"}
 _STYLES = {"worse": "bold red", "better": "bold green", "same": "dim", "unknown": "yellow"}

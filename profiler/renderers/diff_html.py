@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from ..aggregate import short_path
 from ..diff import TIMES, Change, Difference, SiteChange
 from ..report import Report
+from ..sites import short_path
 from .figures import compared_durations
 from .markdown import duration, number
 from .page import Cell, chart, number_cell, page, section, table

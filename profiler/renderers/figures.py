@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ..aggregate import short_path
 from ..report import Report, Site, Step
+from ..sites import short_path
 from .time_axis import TimeAxis
 
 Spec = dict[str, Any]

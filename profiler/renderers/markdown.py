@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..aggregate import short_path
 from ..report import ClassFigures, Distribution, Report, Site
+from ..sites import short_path
 
 _VERDICTS = {"sync-free": "✓ sync-free", "syncs": "✗ syncs", "unknown": "? unknown"}
 _MAX_SITES = 20

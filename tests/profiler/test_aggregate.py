@@ -5,8 +5,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from syncfree.profiler.aggregate import Evidence, build_report, distribution
+from syncfree.profiler.aggregate import Evidence, build_report
 from syncfree.profiler.calls import Call, Direction, Frame, Role, Wait
+from syncfree.profiler.classes import distribution
 from syncfree.profiler.collectors.base import GROUPS, Counters
 from syncfree.profiler.report import Source
 from syncfree.profiler.windows import PhaseWindow, StepWindow
