@@ -120,6 +120,10 @@ def profile(
         int | None,
         typer.Option("--pid", min=1, help="A running server without syncfree in it: its workers are attached to."),
     ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="A vLLM server: by our endpoint in it (SYNCFREE_TOKEN), else by its own traces."),
+    ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after so many steps.")] = None,
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=0.01, help="Stop after so many seconds (default 10).")
@@ -134,7 +138,7 @@ def profile(
     budget: BudgetFile = None,
 ) -> None:
     """Count syncs, copies and launches per step and batch class, of the demo engine or of a live server."""
-    targets = {"--demo": demo, "--socket": bool(socket), "--pid": pid is not None}
+    targets = {"--demo": demo, "--socket": bool(socket), "--pid": pid is not None, "--url": url is not None}
     if sum(targets.values()) > 1:
         raise BadInput(f"profile: expected one target, got {' and '.join(name for name in targets if targets[name])}")
     wanted = _budget(fail_on, budget)
@@ -143,7 +147,7 @@ def profile(
     else:
         if steps is None and seconds is None:
             seconds = SECONDS_DEFAULT
-        report = _profile_live(socket, pid, steps, seconds, collectors)
+        report = _profile_live(socket, pid, url, steps, seconds, collectors)
         _show(report)
     _write(report, json, html, perfetto, markdown)
     _gate(report, wanted)
@@ -167,18 +171,25 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
 
 
 def _profile_live(
-    paths: list[Path] | None, pid: int | None, steps: int | None, seconds: float | None, collectors: str
+    paths: list[Path] | None,
+    pid: int | None,
+    url: str | None,
+    steps: int | None,
+    seconds: float | None,
+    collectors: str,
 ) -> Report:
-    from syncfree.backends.live import ENGINES
+    from syncfree.backends.live import profile_live
     from syncfree.profiler.agent.client import profile_socket
-    from syncfree.profiler.attach.visit import profile_pid
     from syncfree.profiler.devices.telemetry import Sampler
 
     text = "recording " + (", ".join(str(path) for path in paths) if paths else "every agent found here")
-    text = text if pid is None else f"recording the workers of process {pid}"
+    text = f"recording {url}" if url else text if pid is None else f"recording the workers of process {pid}"
     with _progress(text, steps, seconds) as advance, Sampler() as sampler:
         wanted: dict[str, Any] = {"steps": steps, "seconds": seconds, "collectors": collectors, "progress": advance}
-        report = profile_socket(paths or None, **wanted) if pid is None else profile_pid(pid, ENGINES, **wanted)
+        if pid is None and url is None:
+            report = profile_socket(paths or None, **wanted)
+        else:
+            report = profile_live(pid=pid, url=url, **wanted)
     report.telemetry = report.telemetry or sampler.result()
     return report
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from .imports import Hook
+from .mail import METHOD, exchange
 from .watch import wrap_allowed, wrap_context, wrap_execute, wrap_forward, wrap_output, wrap_phase, wrap_sample
 
 Wrap = Callable[[Any], Any]
@@ -75,6 +76,11 @@ def _allowed(module: ModuleType) -> None:
         module.gpu_sync_allowed = wrap_allowed(original)  # type: ignore[attr-defined]
 
 
+def _reachable(module: ModuleType) -> None:
+    """A method that `collective_rpc` can call by its name; see endpoint.py."""
+    setattr(module.WorkerBase, METHOD, exchange)
+
+
 def _both(*hooks: Hook) -> Hook:
     def hook(module: ModuleType) -> None:
         for each in hooks:
@@ -118,6 +124,7 @@ _ALLOWING = (
 )
 
 HOOKS: dict[str, Hook] = {
+    "vllm.v1.worker.worker_base": _reachable,
     **dict.fromkeys(_ALLOWING, _allowed),
     "vllm.v1.worker.gpu_model_runner": _both(
         _runner_v1, _allowed, _outputs("AsyncGPUModelRunnerOutput", "AsyncGPUPoolingModelRunnerOutput")
@@ -148,5 +155,8 @@ def hooked() -> bool:
 
 def unhook() -> None:
     """Put every original back."""
+    workers = getattr(sys.modules.get("vllm.v1.worker.worker_base"), "WorkerBase", None)
+    if workers is not None and hasattr(workers, METHOD):
+        delattr(workers, METHOD)
     for owner, attribute, original in _wrapped():
         setattr(owner, attribute, original)

@@ -14,7 +14,10 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...profiler.agent import Agent
 
 logger = logging.getLogger("syncfree")
 
@@ -26,11 +29,10 @@ class Watch:
 
     def __init__(self, runner: Any) -> None:
         from ...planner import Batch, PrefillTable, classify
-        from ...profiler.agent import ensure_agent
 
         _check_version()
         self.pid = os.getpid()
-        self.agent = ensure_agent(rank=_rank(runner), engine=f"vllm {_version()}")
+        self.agent = start_agent(runner)
         self.recorder = self.agent.recorder
         self.recorder.planner = _planner_counters()
         self.table = PrefillTable()
@@ -77,6 +79,13 @@ class Watch:
         if self.open:
             self.open = False
             self.recorder.end_step()
+
+
+def start_agent(runner: Any) -> Agent:
+    """This process's agent."""
+    from ...profiler.agent import ensure_agent
+
+    return ensure_agent(rank=_rank(runner), engine=f"vllm {_version()}")
 
 
 _watch: Watch | None = None

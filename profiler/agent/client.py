@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from ...planner.errors import BadInput, NothingMeasured, Unreachable
+from ...errors import BadInput, NothingMeasured, Unreachable
 from ..report import Note, Report
 from . import sockets
-from .fleet import Fleet
+from .fleet import Fleet, Where
 from .protocol import MAX_STEPS
 
 Advance = Callable[[int, float], None]
@@ -20,7 +20,7 @@ IDLE_SECONDS = 60.0  # with --steps alone: give up when no step ends for so long
 
 
 def profile_socket(
-    path: Path | Sequence[Path] | None = None,
+    path: Path | Sequence[Where] | None = None,
     *,
     steps: int | None = None,
     seconds: float | None = None,
@@ -30,10 +30,11 @@ def profile_socket(
 ) -> Report:
     """Record a running server through its agents' sockets, until `steps` steps or `seconds` seconds (default 10).
 
-    `path`: one socket, several (the ranks of one server), or None for all that are found. `progress(steps, seconds)`
-    is called about ten times a second. An interrupt (Ctrl-C) ends the recording early and keeps it; a rank that dies
-    while others live makes the report partial. Raises `Unreachable` where a server is not there, refuses or dies,
-    `NothingMeasured` when no step ended meanwhile, unless `totals_suffice` and some call was counted.
+    `path`: one socket, several (the ranks of one server; functions that connect will do), or None for all that are
+    found. `progress(steps, seconds)` is called about ten times a second. An interrupt (Ctrl-C) ends the recording early
+    and keeps it; a rank that dies while others live makes the report partial. Raises `Unreachable` where a server is
+    not there, refuses or dies, `NothingMeasured` when no step ended meanwhile, unless `totals_suffice` and some call
+    was counted.
     """
     if steps is not None and not 1 <= steps <= MAX_STEPS:
         raise BadInput(f"steps: expected 1 to {MAX_STEPS}, got {steps}")
@@ -53,7 +54,7 @@ def profile_socket(
 
 
 def watch_socket(
-    path: Path | Sequence[Path] | None = None, *, interval: float = 1.0, collectors: str = "auto"
+    path: Path | Sequence[Where] | None = None, *, interval: float = 1.0, collectors: str = "auto"
 ) -> Generator[Report, None, None]:
     """A report of the steps of each `interval` seconds, without an end; one without steps where none ended.
 
@@ -72,17 +73,17 @@ def watch_socket(
             yield fleet.take()
 
 
-def _paths(path: Path | Sequence[Path] | None) -> list[Path]:
+def _paths(path: Path | Sequence[Where] | None) -> list[Where]:
     if path is None:
         found = sockets.discover()
         if not found:
             where = sockets.socket_directory()
             raise Unreachable(f"{where}: no live agent: is a server with syncfree in it running, has it stepped yet?")
         return [address.path for address in found]
-    paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
-    if not paths:
+    given: Sequence[Where] = [Path(path)] if isinstance(path, (str, Path)) else path
+    if not given:
         raise BadInput("sockets: expected at least one path, got none")
-    return list(dict.fromkeys(p.absolute() for p in paths))
+    return list(dict.fromkeys(at if callable(at) else Path(at).absolute() for at in given))
 
 
 def _wait(fleet: Fleet, seconds: float | None, progress: Advance | None) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from ... import __version__
-from ...planner.errors import BadInput, Unreachable
+from ...errors import BadInput, Unreachable
 from . import sockets
 from .protocol import (
     MAX_REPLY_BYTES,
@@ -54,6 +54,7 @@ class Connection:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.where = str(self.path)
         sockets.check_target(self.path)
         self._next = 0
         self._context = zmq.Context(io_threads=1)
@@ -62,11 +63,14 @@ class Connection:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
         try:
             self._socket.connect(f"ipc://{self.path}")
-            hello = Hello(id=self._number(), protocol=PROTOCOL, version=__version__, pid=os.getpid())
-            self.about = self._ask(hello, Welcome, HELLO_SECONDS)
+            self.about = self._greet(HELLO_SECONDS)
         except BaseException:
             self.close()
             raise
+
+    def _greet(self, seconds: float) -> Welcome:
+        hello = Hello(id=self._number(), protocol=PROTOCOL, version=__version__, pid=os.getpid())
+        return self._ask(hello, Welcome, seconds)
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -109,11 +113,7 @@ class Connection:
         return self._next
 
     def _ask(self, request: AnyRequest, expected: type[T], seconds: float = ANSWER_SECONDS) -> T:
-        data = encode(request)
-        try:
-            self._socket.send(data, zmq.DONTWAIT)
-        except zmq.ZMQError as error:
-            raise Unreachable(f"{self.path}: the request could not be sent: {error.strerror}") from error
+        self._send(encode(request))
         deadline = time.monotonic() + seconds
         while True:
             reply = self._reply(deadline, seconds)
@@ -125,20 +125,30 @@ class Connection:
 
     def _refusal(self, reply: AnyReply) -> Exception:
         if not isinstance(reply, Refused):
-            return Unreachable(f"{self.path}: expected another reply, got {type(reply).__name__}")
+            return Unreachable(f"{self.where}: expected another reply, got {type(reply).__name__}")
         if reply.code == "input":
             return BadInput(reply.reason)
-        return Unreachable(f"{self.path}: refused: {reply.reason}")
+        return Unreachable(f"{self.where}: refused: {reply.reason}")
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.send(data, zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            raise Unreachable(f"{self.where}: the request could not be sent: {error.strerror}") from error
 
     def _reply(self, deadline: float, seconds: float) -> AnyReply:
+        data = self._receive(deadline, seconds)
+        try:
+            reply: AnyReply = decode_reply(data)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Unreachable(f"{self.where}: what answers is not a syncfree agent: {error}") from error
+        return reply
+
+    def _receive(self, deadline: float, seconds: float) -> bytes:
         while not self._socket.poll(_LOOK_MS):
             reason = sockets.probe(self.path)
             if reason is not None:
-                raise Unreachable(f"{self.path}: the server is gone: {reason}")
+                raise Unreachable(f"{self.where}: the server is gone: {reason}")
             if time.monotonic() > deadline:
-                raise Unreachable(f"{self.path}: no answer within {seconds:g} s: stopped, or busy and not answering")
-        try:
-            reply: AnyReply = decode_reply(self._socket.recv())
-        except (msgspec.DecodeError, ValueError) as error:
-            raise Unreachable(f"{self.path}: what answers is not a syncfree agent: {error}") from error
-        return reply
+                raise Unreachable(f"{self.where}: no answer within {seconds:g} s: stopped, or busy and not answering")
+        return self._socket.recv()

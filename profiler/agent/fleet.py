@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ...planner.errors import SyncfreeError, Unreachable
+from ...errors import SyncfreeError, Unreachable
 from ..calls import Call
 from ..ranks import join
 from ..recording import Recording
@@ -20,11 +20,14 @@ from .protocol import MAX_STEPS, State
 STOP_SECONDS = 20.0  # for the step that is running to end; after that it is left out
 
 
+Where = Path | Callable[[], Connection]  # a socket, or whatever else leads to an agent
+
+
 class Target:
     """One agent's share of a recording."""
 
-    def __init__(self, path: Path, collectors: str, steps: int | None) -> None:
-        self.connection = Connection(path)
+    def __init__(self, at: Where, collectors: str, steps: int | None) -> None:
+        self.connection = at() if callable(at) else Connection(at)
         self._collectors = collectors
         self._steps = steps
         self.session: str | None = None
@@ -87,11 +90,11 @@ class Target:
 
     def _session(self) -> str:
         if self.session is None:
-            raise Unreachable(f"{self.connection.path}: its recording has ended")
+            raise Unreachable(f"{self.connection.where}: its recording has ended")
         return self.session
 
     def _failure(self) -> Unreachable:
-        return Unreachable(f"{self.connection.path}: the recording failed in the server: {self.state.error}")
+        return Unreachable(f"{self.connection.where}: the recording failed in the server: {self.state.error}")
 
     def _bring(self, session: str) -> Recording:
         recording = self.state.head
@@ -108,7 +111,7 @@ class Target:
         while at < size:
             part = self.connection.fetch(session, section, at)
             if part.next <= at:
-                raise Unreachable(f"{self.connection.path}: expected a part after item {at}, got none")
+                raise Unreachable(f"{self.connection.where}: expected a part after item {at}, got none")
             at, left_out = part.next, left_out + part.left_out
             steps += part.steps
             calls += part.calls
@@ -128,7 +131,7 @@ class Fleet:
     A rank that is lost later is left out too, and the report is partial. Raises `Unreachable` when none is left.
     """
 
-    def __init__(self, paths: Sequence[Path], collectors: str, steps: int | None, *, tolerant: bool = False) -> None:
+    def __init__(self, paths: Sequence[Where], collectors: str, steps: int | None, *, tolerant: bool = False) -> None:
         self.targets: list[Target] = []
         self._lost: list[Note] = []
         refused: Unreachable | None = None

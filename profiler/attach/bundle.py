@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 
 _PACKAGE = __name__.split(".", 1)[0]
 _ROOT = Path(__file__).parents[2]
@@ -30,8 +30,11 @@ _LEFT_OUT = (
     "profiler/doctor.py",
     "profiler/prometheus.py",
     "planner/schedules",
+    "backends/vllm/planned",
+    "backends/vllm/endpoint.py",
+    "backends/vllm/traced.py",
 )
-_TAKEN = ("__init__.py", "planner", "profiler", "backends/__init__.py", "backends/vllm")
+_TAKEN = ("__init__.py", "errors.py", "planner", "profiler", "backends/__init__.py", "backends/vllm")
 COMPILE_SECONDS = 60.0
 
 # Runs in the target's interpreter, outside the target: sources in, the finished block out.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 
 # vLLM's prefix can be changed (VLLM_PROCESS_NAME_PREFIX); the part after it cannot. SGLang: sglang::scheduler_TP0.
 _WORKER = re.compile(r"\S*::(EngineCore|Worker|scheduler)\S*")
@@ -87,3 +87,9 @@ def has_torch(pid: int) -> bool:
         return _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace")) is not None
     except OSError:
         return False
+
+
+def seen_from_here(pid: int, path: Path) -> Path:
+    """A path of that process as we see it: it may live in a container with a file system of its own."""
+    own, its = (Path(f"/proc/{who}/ns/mnt").readlink() for who in ("self", pid))
+    return path if own == its else Path(f"/proc/{pid}/root{path}")

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...planner.errors import Unreachable
+from ...errors import Unreachable
 from ..agent import sockets
 from ..agent.client import Advance, profile_socket
 from ..probe.attach import Attachment
 from ..report import Note, Report
 from . import bundle
-from .processes import Process, find_workers, has_torch, read_process
+from .processes import Process, find_workers, has_torch, read_process, seen_from_here
 from .rights import why_not
 
 _AT_ONCE = 8  # workers that are attached to at the same time
@@ -96,7 +96,7 @@ class Visit:
         if self._attachment.libraries and not found["resident"]:
             text += f"; its threads stood still for {self._hook(found['hip']):.1f} ms while hooks were written"
         self.notes.append(Note(kind="attach", text=text))
-        return _reachable(self.process.pid, Path(found["socket"]))
+        return seen_from_here(self.process.pid, Path(found["socket"]))
 
     def _facts(self) -> dict[str, Any]:
         if not self._attachment.has_python:
@@ -171,12 +171,6 @@ def check(process: Process) -> None:
             lacks = "has not loaded torch" if "python3" in mapped.read_text(errors="replace") else "runs no Python"
             raise Unreachable(f"process {process.pid} ({process.label}) {lacks}: nothing to profile")
         raise Unreachable(f"process {process.pid} has ended")
-
-
-def _reachable(pid: int, path: Path) -> Path:
-    """The target's path as we see it: it may live in a container with a file system of its own."""
-    own, its = (Path(f"/proc/{who}/ns/mnt").readlink() for who in ("self", pid))
-    return path if own == its else Path(f"/proc/{pid}/root{path}")
 
 
 # ---------------------------------------------------------------------- profiling

@@ -1,3 +1,4 @@
+import ast
 import importlib
 import importlib.resources
 import inspect
@@ -91,6 +92,7 @@ def test_loading_the_plugin_imports_neither_vllm_nor_torch_nor_the_profiler():
         "print(sorted(new & {'vllm', 'torch', 'numpy', 'zmq', 'msgspec', 'rich'}), ours)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    ours = ["syncfree", "syncfree.backends", "syncfree.backends.vllm"]
-    ours += [f"syncfree.backends.vllm.{name}" for name in ("imports", "targets", "watch")]
-    assert done.stdout.strip() == f"[] {ours}"
+    heavy, _, ours = done.stdout.strip().partition(" ")
+    assert heavy == "[]"
+    parts = {name.removeprefix("syncfree.").split(".vllm")[0] for name in ast.literal_eval(ours)}
+    assert parts == {"syncfree", "backends"}
