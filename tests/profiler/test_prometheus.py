@@ -162,3 +162,18 @@ def test_without_prometheus_client_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(Unreachable, match=r"pip install 'syncfree\[prometheus\]'"):
         Exporter(0)
+
+
+def test_mismatches_of_a_planner_in_shadow_add_up(exporter):
+    from syncfree.profiler.report import PlannerFigures
+
+    exporter.observe(Report(planner=PlannerFigures(mode="shadow", mismatches=2, unread=5, first_mismatch="a: b")))
+    exporter.observe(Report(planner=PlannerFigures(mode="shadow", mismatches=1, unread=0)))
+    _, samples = scrape(exporter)
+    assert value(samples, "syncfree_planner_mismatches_total", mode="shadow") == 3
+    assert value(samples, "syncfree_planner_unread_fields_total", mode="shadow") == 5
+
+
+def test_without_a_planner_there_are_no_series_of_one(exporter):
+    exporter.observe(Report(steps=[step(0)]))
+    assert "planner_mismatches_total{" not in scrape(exporter)[0]

@@ -14,6 +14,7 @@ from syncfree.backends.vllm.planned.mla import LatentAttention
 from syncfree.backends.vllm.planned.tally import Tally
 
 WORK = ("work_meta_data", "work_indptr", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
+PREFILL_WORK = ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 DOUBLES = Path(__file__).resolve().parents[1] / "doubles"
 
 
@@ -96,14 +97,15 @@ def adopt(builder, adapter, limits, environment, tally):
 def move(builder, device):
     """Everything a builder keeps on its device, and nothing that it keeps pinned on the host."""
     for name, value in list(vars(builder).items()):
-        if isinstance(value, torch.Tensor) and value.device.type in ("cpu", "meta"):
-            setattr(builder, name, torch.zeros(value.shape, dtype=value.dtype, device=device).copy_(_real(value)))
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            shared = value.dim() > 0 and not value.is_contiguous()  # an expanded workspace keeps its one element
+            setattr(
+                builder,
+                name,
+                value[..., :1].flatten()[:1].to(device).expand(value.shape) if shared else value.to(device),
+            )
     builder.device = device
     return builder
-
-
-def _real(value):
-    return torch.zeros(value.shape, dtype=value.dtype) if value.device.type == "meta" else value
 
 
 def values(tensor):
