@@ -31,8 +31,10 @@ from ..collectors.base import Counters
 from . import arena as layout
 from .entry_points import VENDORS, Vendor, encoded
 from .events import Decoder
+from .tracing import threads_of, tracer_of
 
 _SECONDS = 30.0  # more than any step of an attachment takes; beyond it the target is stuck
+_FIRST_SECONDS = 15.0
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -43,6 +45,10 @@ class Installed(msgspec.Struct, frozen=True):
     missing: list[str]  # found, but too short to hook
     pause_ms: float
     callbacks: dict[str, int]  # addresses, in the target, of the compiled `probe_stack` and `probe_inside`
+
+
+class _Silence(Unreachable):
+    """The helper does not answer."""
 
 
 class Attachment:
@@ -60,17 +66,14 @@ class Attachment:
         self.arena = 0
         self.lingering = False  # a thread was still inside a hooked call when we left
         self._decoder: Decoder | None = None
-        self._data = b""
-        self._process = _start_helper()
         try:
-            if pid == os.getpid():
-                _allow_tracer(self._process.pid)
-            answer = self._ask(
-                "attach", pid=pid, tid=carrier, script=_text("agent.js"), libraries=_prefixes(VENDORS.values())
-            )
-        except BaseException:
-            self.close()
-            raise
+            answer = self._attach(carrier, min(_FIRST_SECONDS, seconds))
+        except _Silence:
+            # Seen once in some hundred attachments to an overloaded process: the agent is in, and frida waits for a
+            # word of it that never comes. Nothing is hooked yet; another helper gets through.
+            if self._carried():
+                raise
+            answer = self._attach(carrier, seconds)
         self.libraries, self.has_python = answer["libraries"], answer["python"]
         self.attach_seconds: float = answer["seconds"]
 
@@ -82,7 +85,30 @@ class Attachment:
 
     # --------------------------------------------------------------- asking
 
-    def _ask(self, do: str, **what: Any) -> dict[str, Any]:
+    def _attach(self, carrier: int, seconds: float) -> dict[str, Any]:
+        self._data = b""
+        self._process = _start_helper()
+        try:
+            if self.pid == os.getpid():
+                _allow_tracer(self._process.pid)
+            libraries = _prefixes(VENDORS.values())
+            return self._ask(
+                "attach", seconds, pid=self.pid, tid=carrier, script=_text("agent.js"), libraries=libraries
+            )
+        except _Silence:
+            if not self._carried():
+                self._process.kill()
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _carried(self) -> bool:
+        """Whether the helper has a thread of the target stopped: it must not be killed then."""
+        return any(tracer_of(self.pid, tid) == self._process.pid for tid in threads_of(self.pid))
+
+    def _ask(self, do: str, within: float | None = None, **what: Any) -> dict[str, Any]:
         process = self._process
         try:
             assert process.stdin is not None
@@ -90,24 +116,23 @@ class Attachment:
             process.stdin.flush()
         except (BrokenPipeError, ValueError):
             raise Unreachable(f"process {self.pid}: the attachment has ended") from None
-        answer: dict[str, Any] = json.loads(self._line(do))
+        answer: dict[str, Any] = json.loads(self._line(do, self.seconds if within is None else within))
         if "refused" in answer:
             raise Unreachable(answer["refused"])
         if "failed" in answer:
             raise Unreachable(f"process {self.pid}: {do} failed: {answer['failed']}")
         return answer
 
-    def _line(self, do: str) -> bytes:
+    def _line(self, do: str, seconds: float) -> bytes:
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
-        deadline = time.monotonic() + self.seconds
+        deadline = time.monotonic() + seconds
         while b"\n" not in self._data:
             ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(output, 1 << 16) if ready else b""
             if not chunk:
                 if not ready:
-                    self._process.kill()
-                    raise Unreachable(f"process {self.pid}: no answer to {do} within {self.seconds:g} s")
+                    raise _Silence(f"process {self.pid}: no answer to {do} within {seconds:g} s")
                 raise Unreachable(f"process {self.pid}: the probe's helper process died")
             self._data += chunk
         line, self._data = self._data.split(b"\n", 1)

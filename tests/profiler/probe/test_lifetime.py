@@ -390,3 +390,19 @@ def test_a_second_profiler_is_refused_and_the_first_goes_on(busy):
         busy.ask("r")
     with Attachment(busy.pid) as second:
         assert second.install().names
+
+
+def test_a_helper_that_stays_silent_is_replaced_once(busy, monkeypatch):
+    from syncfree.profiler.probe import attach
+
+    monkeypatch.setattr(attach, "_FIRST_SECONDS", 0.01)  # before it can have begun
+    with Attachment(busy.pid) as probe:
+        assert probe.install().names
+    assert helpers_of(os.getpid()) == [busy.pid]
+    monkeypatch.setattr(attach, "_start_helper", lambda: subprocess.Popen(SILENT, stdin=-1, stdout=-1))
+    with pytest.raises(Unreachable, match=r"no answer to attach within 0\.5 s"):
+        Attachment(busy.pid, seconds=0.5)
+    assert helpers_of(os.getpid()) == [busy.pid]
+
+
+SILENT = [sys.executable, "-c", "import sys; sys.stdin.read()"]
