@@ -117,7 +117,7 @@ def profile(
         typer.Option("--socket", help="A worker's agent socket; repeat for several. Without any target: all found."),
     ] = None,
     pid: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option("--pid", min=1, help="A running server without syncfree in it: its workers are attached to."),
     ] = None,
     url: Annotated[
@@ -138,7 +138,7 @@ def profile(
     budget: BudgetFile = None,
 ) -> None:
     """Count syncs, copies and launches per step and batch class, of the demo engine or of a live server."""
-    targets = {"--demo": demo, "--socket": bool(socket), "--pid": pid is not None, "--url": url is not None}
+    targets = {"--demo": demo, "--socket": bool(socket), "--pid": bool(pid), "--url": url is not None}
     if sum(targets.values()) > 1:
         raise BadInput(f"profile: expected one target, got {' and '.join(name for name in targets if targets[name])}")
     wanted = _budget(fail_on, budget)
@@ -172,7 +172,7 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
 
 def _profile_live(
     paths: list[Path] | None,
-    pid: int | None,
+    pids: list[int] | None,
     url: str | None,
     steps: int | None,
     seconds: float | None,
@@ -183,13 +183,13 @@ def _profile_live(
     from syncfree.profiler.devices.telemetry import Sampler
 
     text = "recording " + (", ".join(str(path) for path in paths) if paths else "every agent found here")
-    text = f"recording {url}" if url else text if pid is None else f"recording the workers of process {pid}"
+    text = f"recording {url}" if url else f"recording the workers of {', '.join(map(str, pids))}" if pids else text
     with _progress(text, steps, seconds) as advance, Sampler() as sampler:
         wanted: dict[str, Any] = {"steps": steps, "seconds": seconds, "collectors": collectors, "progress": advance}
-        if pid is None and url is None:
+        if not pids and url is None:
             report = profile_socket(paths or None, **wanted)
         else:
-            report = profile_live(pid=pid, url=url, **wanted)
+            report = profile_live(pids=pids or (), url=url, **wanted)
     report.telemetry = report.telemetry or sampler.result()
     return report
 
@@ -442,6 +442,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     code = 0
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # tables have signs that not every terminal's encoding has
     try:
         result = app(arguments, standalone_mode=False)
         code = result if isinstance(result, int) else 0

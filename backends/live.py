@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BadInput
@@ -16,21 +17,21 @@ ENGINES = {"vllm": f"{__package__}.vllm"}
 
 def profile_live(
     *,
-    pid: int | None = None,
+    pids: Sequence[int] = (),
     url: str | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     collectors: str = "auto",
     progress: Advance | None = None,
 ) -> Report:
-    """Record the server that process `pid` or `url` leads to. Raises as `agent.client.profile_socket`.
+    """Record the servers that `pids` belong to, or the one at `url`. Raises as `agent.client.profile_socket`.
 
     By URL: through our endpoint where the server has it; else by the traces that vLLM writes.
     """
-    if pid is not None:
+    if pids:
         from ..profiler.attach.visit import profile_pid
 
-        return profile_pid(pid, ENGINES, steps=steps, seconds=seconds, collectors=collectors, progress=progress)
+        return profile_pid(pids, ENGINES, steps=steps, seconds=seconds, collectors=collectors, progress=progress)
     if url is None:
         raise BadInput("profile: expected a process or a URL")
     from ..profiler.agent.relay import NoPlugin, check_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -177,7 +177,7 @@ def check(process: Process) -> None:
 
 
 def profile_pid(
-    pid: int,
+    pids: int | Sequence[int],
     engines: Mapping[str, str],
     *,
     steps: int | None = None,
@@ -186,12 +186,13 @@ def profile_pid(
     progress: Advance | None = None,
     arrived: Callable[[list[str]], None] | None = None,
 ) -> Report:
-    """Record the workers at or below process `pid`, in which nothing was prepared; nothing stays in them.
+    """Record the workers at or below each process of `pids`, in which nothing was prepared; nothing stays in them.
 
     `engines` as for `Visit`; the rest as `agent.client.profile_socket`, and raises like it. `arrived` is called with
     the names of the workers once all were attached to.
     """
-    workers = find_workers(pid)
+    given = [pids] if isinstance(pids, int) else pids
+    workers = list({worker.pid: worker for pid in given for worker in find_workers(pid)}.values())
     listening = {a.pid: a.path for a in sockets.discover()}
     paths = [listening[w.pid] for w in workers if w.pid in listening]
     with contextlib.ExitStack() as stack:

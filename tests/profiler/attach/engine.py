@@ -1,6 +1,6 @@
 """A server that knows nothing of syncfree: run as a program, it steps until it is ended.
 
-    python engine.py [--driver LIBCUDA] [--title TITLE] [--seconds S] [--no-vllm] [--pause S]
+    python engine.py [--driver LIBCUDA] [--seconds S] [--no-vllm] [--pause S] [--rank R --world N --store FILE]
 
 Its runner has the names and shapes of vLLM's; torch is the real one. It prints `ready`, then after each line on its
 standard input what a test wants to know of it: steps made, the longest gap between two steps, what is left in it.
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as distributed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "backends" / "vllm"))
 import fake_vllm
@@ -52,6 +53,7 @@ class Server:
         self.steps = 0
         self.longest_ms = 0.0
         self.runner = None
+        self.alone = False
 
     def fetch(self):
         if self.driver is not None:  # one synchronizing copy a step, and a launch
@@ -67,6 +69,14 @@ class Server:
         if result is None:
             self.runner.sample_tokens(None)
 
+    def meet(self):
+        """Ranks step together, for as long as all of them live."""
+        if distributed.is_initialized() and not self.alone:
+            try:
+                distributed.barrier()
+            except RuntimeError:
+                self.alone = True
+
     def work(self):
         """As a busy worker does: Python, and tensor work that lets the GIL go."""
         tensor = torch.ones(64, 64)
@@ -75,6 +85,7 @@ class Server:
             end = time.perf_counter() + self.pause
             while time.perf_counter() < end:
                 tensor @ tensor
+            self.meet()
             self.step(output)
             now = time.perf_counter()
             self.longest_ms = max(self.longest_ms, (now - last) * 1e3)
@@ -106,13 +117,18 @@ class Server:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--driver")
-    parser.add_argument("--title")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world", type=int, default=1)
+    parser.add_argument("--store")
     parser.add_argument("--pause", type=float, default=0.003)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--no-vllm", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     server = Server(options.driver, options.pause)
+    if options.world > 1:
+        where = f"file://{options.store}"
+        distributed.init_process_group("gloo", init_method=where, rank=options.rank, world_size=options.world)
     if not options.no_vllm:
         fake_vllm.install()
         runner = sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner()
