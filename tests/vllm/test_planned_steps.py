@@ -1,0 +1,102 @@
+"""A real in-process engine under `SYNCFREE_PLANNER`: same tokens in every mode, no mismatch in shadow."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+ROUNDS = int(os.environ.get("SYNCFREE_PLANNED_ROUNDS", "1"))  # about 1,180 steps each
+RUNS = {"off": [], "control": [], "shadow": ["--inspect"], "on": ["--inspect"]}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planned")
+    maker = HERE.parent / "live_server" / "make_tiny_model.py"
+    subprocess.run([sys.executable, str(maker), "llama", str(folder / "llama")], check=True, capture_output=True)
+
+    def run(mode, *arguments):
+        agents = folder / "agents"
+        done = subprocess.run(
+            [sys.executable, str(HERE / "planned_steps.py"), str(folder / "llama"), "28", *arguments],
+            env={**os.environ, **ENVIRONMENT, "SYNCFREE_PLANNER": mode, "SYNCFREE_SOCKET_DIR": str(agents)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=2800,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(engine):
+    modes = {"control": "off"}
+    return {
+        name: engine(modes.get(name, name), "--rounds", str(ROUNDS), *arguments) for name, arguments in RUNS.items()
+    }
+
+
+def test_tokens_are_the_same_in_every_mode(results):
+    assert results["control"]["tokens"] == results["off"]["tokens"], "control: this engine's own answers vary"
+    assert results["shadow"]["tokens"] == results["off"]["tokens"]
+    assert results["on"]["tokens"] == results["off"]["tokens"]
+
+
+def test_the_steps_have_chunks_prefix_hits_preemptions_and_resumes(results):
+    for result in results.values():
+        assert result["seen"]["steps"] > 1_000 * ROUNDS
+        assert min(result["seen"][name] for name in ("chunks", "prefix_hits", "resumed")) >= 3 * ROUNDS
+
+
+def test_shadow_compares_every_step_and_finds_nothing(results):
+    shadow = results["shadow"]
+    assert shadow["compared"] == shadow["seen"]["steps"] - shadow["report"]["steps"]
+    assert (shadow["mismatches"], shadow["first_mismatch"], shadow["fallbacks"]) == (0, None, {})
+    assert shadow["planned"] == 0
+
+
+def test_on_serves_every_step(results):
+    on = results["on"]
+    assert on["planned"] == on["seen"]["steps"] - on["report"]["steps"]
+    assert on["fallbacks"] == {}
+
+
+def test_off_plans_nothing(results):
+    assert (results["off"]["mode"], results["off"]["planned"], results["off"]["compared"]) == ("off", 0, 0)
+
+
+def test_the_report_of_a_recording_carries_the_planner(results):
+    report = results["shadow"]["report"]
+    assert (report["mode"], report["mismatches"], report["first_mismatch"]) == ("shadow", 0, None)
+    assert report["unread"] == 2 * report["steps"]
+    assert any("common.max_seq_len" in note for note in report["notes"])
+    report = results["on"]["report"]
+    assert (report["mode"], report["mismatches"], report["unread"]) == ("on", None, None)
+    assert "builds served" in report["notes"][0]
+
+
+def test_plans_for_the_aiter_builders_on_a_real_schedulers_steps(engine):
+    result = engine("shadow", "--aiter")
+    for figures in result["aiter"].values():
+        assert figures["compared"] > 1_000
+        assert (figures["mismatches"], figures["first"], figures["fallbacks"]) == (0, None, {})
