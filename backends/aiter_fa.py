@@ -14,9 +14,10 @@ from ..errors import BadInput
 from ..planner import rows as passes
 from ..planner.backend import Backend, Field, Kernel, LengthUse, Maker, Route, Shape, Source, Step
 from ..planner.environment import Environment, Limits
-from ..planner.lengths import INT32_MAX, Int32Array
+from ..planner.lengths import Int32Array
 
 CONTEXT_TOKENS = 32 * 1024  # tokens of context gathered at once, upstream's _CP_TOKENS_PER_ITER_ROCM
+MAX_STAGED_TOKENS = 2**28  # an int32 each is staged: one GiB, far past any cache
 
 
 # ---------------------------------------------------------------- values
@@ -40,7 +41,17 @@ def context_chunks(step: Step) -> ContextChunks:
     context = step.batch.computed_lens[step.rows("extend")]
     extends = context.size
     share = CONTEXT_TOKENS // extends
+    if share == 0:  # padding rows do not count against max_num_seqs, but take a share each
+        raise BadInput(f"query_lens: expected at most {CONTEXT_TOKENS} rows in the extend segment, got {extends}")
     count = -(-int(np.maximum.reduce(context)) // share)
+    if count * CONTEXT_TOKENS > MAX_STAGED_TOKENS:
+        widest = max(extends, int(np.minimum(context, share).sum(dtype=np.int64)))
+        if count * widest > MAX_STAGED_TOKENS:
+            row = step.rows("extend").start + int(context.argmax())
+            raise BadInput(
+                f"seq_lens[{row}]: expected contexts of at most {MAX_STAGED_TOKENS} tokens, chunks times the fullest, "
+                f"got {count} x {widest}"
+            )
     starts = np.empty((count, extends), dtype=np.int32)
     cu_seq_lens = np.empty((count, extends + 1), dtype=np.int32)
     longest = np.empty(count, dtype=np.int32)
@@ -69,8 +80,11 @@ def windows(step: Step) -> Windows:
     # upstream's window is (W - 1, 0) and it adds one more
     visible = np.minimum(seq.astype(np.int64), query.astype(np.int64) + step.limits.sliding_window)
     total = int(visible.sum())
-    if total > INT32_MAX:
-        raise BadInput(f"seq_lens: expected <= {INT32_MAX} tokens inside the windows of all extends, got {total}")
+    if total > MAX_STAGED_TOKENS:
+        row = rows.start + int(visible.argmax())
+        raise BadInput(
+            f"seq_lens[{row}]: expected <= {MAX_STAGED_TOKENS} tokens inside the windows of all extends, got {total}"
+        )
     lengths = visible.astype(np.int32)
     cu_seqlens = np.zeros(lengths.size + 1, dtype=np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])

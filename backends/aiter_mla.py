@@ -111,9 +111,10 @@ def _work_unread(step: Step) -> str:
     if served is decode.Kernel.UNSCHEDULED:
         return f"vLLM {environment.vllm} launches decode blocks of this length without a schedule"
     if served is decode.Kernel.LACKING:
+        fills = decode.gathered_heads(environment, step.limits) >= decode.HEADS_PER_KERNEL
         return (
             f"no persistent kernel takes 16 heads and more than {decode.MAX_BF16_PERSISTENT_QUERY} bf16 tokens a row: "
-            "the split-KV kernel serves them, though vLLM 0.32 fills the buffers"
+            "the split-KV kernel serves them" + (", though vLLM 0.32 fills the buffers" if fills else "")
         )
     if served is decode.Kernel.GATED:
         return (

@@ -69,8 +69,10 @@ def prefill_query_start_loc(step: Step) -> Int32Array:
     return rebased
 
 
-def _refuse_staging(total: int) -> NoReturn:
-    raise BadInput(f"seq_lens: expected at most {MAX_CONTEXT_TOKENS} tokens of context in a step, got {total}")
+def _refuse_staging(step: Step, total: int) -> NoReturn:
+    rows = step.rows("prefill")
+    row = rows.start + int(step.batch.computed_lens[rows].argmax())
+    raise BadInput(f"seq_lens[{row}]: expected at most {MAX_CONTEXT_TOKENS} tokens of context in a step, got {total}")
 
 
 # ---------------------------------------------------------------- vLLM 0.32
@@ -132,7 +134,7 @@ def packed_chunks(step: Step) -> PackedChunks:
         MAX_CONTEXT_TOKENS,
     )
     if isinstance(found, int):
-        _refuse_staging(found)
+        _refuse_staging(step, found)
     block, chunks, pieces, tokens, local_tokens, empty = found
     flat = np.frombuffer(block, np.int32)
     bounds = pieces + chunks
@@ -237,7 +239,7 @@ def even_chunks(step: Step) -> EvenChunks:
     lens, shards = context.lens, context.shards
     total = int(lens.sum(dtype=np.int64))
     if total > MAX_CONTEXT_TOKENS:
-        _refuse_staging(total)
+        _refuse_staging(step, total)
     with_context = int(np.count_nonzero(lens))
     live = np.diff(context.query_start_loc) > 0
     late = np.flatnonzero(live[with_context:] & (lens[with_context:] > 0))

@@ -162,7 +162,7 @@ class PlannedStep:
         planned = self.plan[name]
         if planned.value is None:
             return self.on_device[name]
-        return torch.from_numpy(planned.value).to(self.q.device)
+        return torch.tensor(planned.value, device=self.q.device)
 
 
 def attend_by_plan(step: PlannedStep) -> Tensor:

@@ -262,12 +262,27 @@ class Batch:
 
     @property
     def is_prefilling(self) -> BoolArray | None:
-        """(rows,) bool: vLLM's own flag, as given, else as the lengths tell it (padding rows: False)."""
-        if self._is_prefilling is None:
-            target = self.prefill_lens if self.flag_lens is None else self.flag_lens
-            if target is not None:
-                self._is_prefilling = (self.computed_lens < target) & self.query_lens.astype(np.bool_)
+        """(rows,) bool: vLLM's own flag, as given, else as the lengths tell it (padding rows: False).
+
+        Where no length is known: whether nothing was computed.
+        """
+        if self._is_prefilling is None and (target := self._flag_target) is not None:
+            below = self.computed_lens < np.maximum(target, target < 0)
+            self._is_prefilling = below & self.query_lens.astype(np.bool_)
         return self._is_prefilling
+
+    @property
+    def _flag_target(self) -> Int32Array | None:
+        return self.prefill_lens if self.flag_lens is None else self.flag_lens
+
+    def row_without_flag(self, decode_threshold: int) -> int | None:
+        """The first row that may be a decode or a short extend: neither its flag nor a length to compare is known."""
+        target = self._flag_target
+        if self.given_flags is not None or target is None or int(target.min(initial=0)) >= 0:
+            return None
+        open_end = (target < 0) & (self.computed_lens > 0) & (self.query_lens > 0)
+        open_end &= self.query_lens <= decode_threshold
+        return int(open_end.argmax()) if open_end.any() else None
 
     @property
     def inexact(self) -> BoolArray | None:

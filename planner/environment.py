@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .errors import BadInput
+from .lengths import INT32_MAX
 
 Release: TypeAlias = tuple[int, int]
 
@@ -46,9 +47,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             read_version("aiter", self.aiter)
         _expect_at_least("num_cu", self.num_cu, 1)
         _expect_at_least("mla_persistent_max_batch", self.mla_persistent_max_batch, 0)
-        _expect_at_least("kv_cache_bytes", self.kv_cache_bytes, 0)
+        _expect_at_least("kv_cache_bytes", self.kv_cache_bytes, 0, 2**62)
         _expect_at_least("dcp_world_size", self.dcp_world_size, 1)
-        _expect_at_least("dcp_interleave", self.dcp_interleave, 1)
+        _expect_at_least("dcp_interleave", self.dcp_interleave, 1, INT32_MAX // self.dcp_world_size)
         if not 0 <= self.dcp_rank < self.dcp_world_size:
             raise BadInput(f"dcp_rank: expected 0 to {self.dcp_world_size - 1}, got {self.dcp_rank}")
 
@@ -105,6 +106,7 @@ def read_version(name: str, text: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3] or 0)
 
 
-def _expect_at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and not least <= value < 2**62:
-        raise BadInput(f"{name}: expected >= {least}, got {value}")
+def _expect_at_least(name: str, value: int | None, least: int, most: int = INT32_MAX) -> None:
+    if value is not None and not least <= value <= most:
+        relation = f">= {least}" if value < least else f"<= {most}"
+        raise BadInput(f"{name}: expected {relation}, got {value}")

@@ -78,6 +78,10 @@ def _from_elements(
 
 def read_flags(name: str, values: object, rows: int) -> BoolArray:
     """Validate one truth value per request (bool, or 0 and 1) and return a read-only bool copy."""
+    if isinstance(values, list | tuple):
+        for index, value in enumerate(values):  # one by one: NumPy gives a mixed list one type
+            if not isinstance(value, bool | np.bool_) and not (isinstance(value, int | np.integer) and value in (0, 1)):
+                raise BadInput(f"{name}[{index}]: expected true or false, got {value!r}")
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -90,7 +94,7 @@ def read_flags(name: str, values: object, rows: int) -> BoolArray:
         )
         if odd.any():
             index = int(odd.argmax())
-            raise BadInput(f"{name}[{index}]: expected true or false, got {array[index]!r}")
+            raise BadInput(f"{name}[{index}]: expected true or false, got {array[index]}")
     out: BoolArray = array.astype(np.bool_)
     out.setflags(write=False)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,11 +30,18 @@ class PlanInput(NamedTuple):
 
 def read_input(text: str | bytes) -> PlanInput:
     """Read the JSON form. Only `query_lens` and `seq_lens` have to be there. Raises `BadInput` naming the place."""
+    return from_mapping(_decoded(text))
+
+
+def _decoded(text: str | bytes) -> Any:
+    """JSON, and what other writers pass off as JSON: NaN, Infinity and huge numbers, refused later by their place."""
     try:
-        data = msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"input: expected one JSON object, got: {error}") from error
-    return from_mapping(data)
+        try:
+            return json.loads(text if isinstance(text, str) else text.decode())
+        except (ValueError, RecursionError):
+            raise BadInput(f"input: expected one JSON object, got: {error}") from error
 
 
 def read_lists(lists: Mapping[str, str | None], settings: Iterable[str] = (), **rest: Any) -> PlanInput:
@@ -122,9 +130,10 @@ def _numbers(name: str, text: str) -> list[Any]:
 def _value(text: str) -> Any:
     """A setting's value: JSON where it reads as JSON, else the text itself."""
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+    return text if isinstance(value, float) else value  # no setting is one, but a version such as 0.32 reads as one
 
 
 def _kind(value: object) -> str:

@@ -26,11 +26,14 @@ MOST_SIZES = 64  # remembered a layout: shapes that follow the batch would grow 
 class _Settings:
     """Stands for a backend, environment and limits: planners with equal ones hold the same object."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "backend")
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend  # kept, so that its id stays its own
 
 
 # Weak: a planning service is asked with ever new limits, and must not keep those that nobody plans with any more.
-_SETTINGS: WeakValueDictionary[tuple[str, Environment, Limits], _Settings] = WeakValueDictionary()
+_SETTINGS: WeakValueDictionary[tuple[int, Environment, Limits], _Settings] = WeakValueDictionary()
 
 
 class Planner:
@@ -61,7 +64,7 @@ class Planner:
             backend.check(self.environment, self.limits)
         self._query_lens = backend.query_lens_for(self.environment, self.limits)
         self._padding_cuts = backend.padding_cuts is not None and backend.padding_cuts(self.environment)
-        self._settings = _SETTINGS.setdefault((backend.name, self.environment, self.limits), _Settings())
+        self._settings = _SETTINGS.setdefault((id(backend), self.environment, self.limits), _Settings(backend))
         self._last: _Kept | None = None
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._codes = b""
@@ -295,7 +298,11 @@ def _fill(fields: dict[str, FieldPlan], parts: Sequence[_Part], step: Step) -> N
         elif maker is not None:
             value = maker(step)
             kind = type(value)
-            extents = value.shape if kind is np.ndarray else (len(value),) if kind is list else ()
+            if kind is np.ndarray:
+                value.setflags(write=False)  # later plans may share it
+                extents = value.shape
+            elif kind is list:
+                extents = (len(value),)
         if value is None and shape is not None:
             extents = shape(step)
         fields[name] = FieldPlan(source, dtype, extents, value, consumer)

@@ -57,6 +57,11 @@ def cut(
         if not short_extends_as_decodes and (flags := batch.is_prefilling) is None:
             raise BadInput("short_extends_as_decodes: false needs prefill_lens or is_prefilling; got neither")
         threshold = 1 if query_lens == "single" else threshold
+        if not short_extends_as_decodes and (row := batch.row_without_flag(threshold)) is not None:
+            raise BadInput(
+                f"prefill_lens[{row}]: short_extends_as_decodes: false needs it known, to tell a short extend from a "
+                "decode; got neither it nor is_prefilling"
+            )
         uniform = query_lens != "varlen"
         first, token = passes.active.cut_two(
             batch.query_lens, flags, threshold, uniform, short_extends_as_decodes, padding_cuts

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from .backend import Backend, Source
 from .errors import BadInput
@@ -82,14 +83,34 @@ def plan_json(plan: MetadataPlan) -> bytes:
 
 def _field_document(field: FieldPlan) -> FieldDocument:
     value = field.value
-    if isinstance(value, np.ndarray) or (isinstance(value, list) and len(value) > LONGEST_LIST):
-        array = np.asarray(value, dtype="<i4")
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and _elements(value) > LONGEST_LIST):
+        array = _as_array(value)
         if array.size > LONGEST_LIST:
             digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
             value = ArrayDigest(digest, list(array.shape), array.reshape(-1)[:HEAD].tolist())
         else:
             value = array.tolist()
     return FieldDocument(field.source, field.dtype, list(field.shape), value, field.consumer)
+
+
+def _elements(value: list[Any]) -> int:
+    return sum(_elements(item) if isinstance(item, list) else 1 for item in value)
+
+
+def _as_array(value: npt.NDArray[np.int32] | list[Any]) -> npt.NDArray[np.int32]:
+    """A list whose parts differ in length, such as the pieces of each chunk, is told as its elements in a row."""
+    try:
+        return np.asarray(value, dtype="<i4")
+    except ValueError:
+        return np.fromiter(_flat(value), dtype="<i4")
+
+
+def _flat(value: Iterable[Any]) -> Iterable[int]:
+    for item in value:
+        if isinstance(item, list):
+            yield from _flat(item)
+        else:
+            yield item
 
 
 def run_plan(

@@ -30,6 +30,8 @@ def int32_vector(name: str, values: ArrayLike) -> Int32Array:
     if array.dtype.kind not in "iu":
         # NumPy gives a mixed list one type: blame the element as the caller wrote it.
         raise BadInput(_not_integers(name, list(values) if isinstance(values, list | tuple) else array.tolist()))
+    if isinstance(values, list | tuple) and any(isinstance(value, bool | np.bool_) for value in values):
+        raise BadInput(_not_integers(name, list(values)))
     outside = np.flatnonzero((array > INT32_MAX) | (array < -INT32_MAX - 1))
     if outside.size:
         at = int(outside[0])
@@ -39,7 +41,7 @@ def int32_vector(name: str, values: ArrayLike) -> Int32Array:
 
 def _not_integers(name: str, values: list[object]) -> str:
     for at, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
             return f"{name}[{at}]: expected an integer, got {value!r}"
         if not -INT32_MAX - 1 <= value <= INT32_MAX:
             return f"{name}[{at}]: expected an int32 value, got {value}"
@@ -55,7 +57,7 @@ def integer(name: str, value: object, least: int, most: int = INT32_MAX) -> int:
     except TypeError:
         raise BadInput(f"{name}: expected an integer, got {value!r}") from None
     if not least <= number <= most:
-        expected = f"at least {least}" if most == INT32_MAX else f"{least} to {most}"
+        expected = f"at least {least}" if most == INT32_MAX and number < least else f"{least} to {most}"
         raise BadInput(f"{name}: expected {expected}, got {number}")
     return number
 

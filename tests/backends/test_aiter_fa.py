@@ -152,6 +152,37 @@ def test_environments_and_limits_it_cannot_serve_are_refused_before_any_batch(en
     assert str(caught.value) == text
 
 
+@pytest.mark.parametrize(
+    ("lengths", "limits", "text"),
+    [
+        (
+            ([40] + [0] * CONTEXT_TOKENS, [90] + [0] * CONTEXT_TOKENS),
+            {},
+            "query_lens: expected at most 32768 rows in the extend segment, got 32769",
+        ),
+        (
+            ([40, 40], [90, 2**31 - 1]),
+            {},
+            "seq_lens[1]: expected contexts of at most 268435456 tokens, chunks times the fullest, got 131072 x 16434",
+        ),
+        (
+            ([40, 40], [90, 2**30]),
+            {"sliding_window": 2**29},
+            "seq_lens[1]: expected <= 268435456 tokens inside the windows of all extends, got 536871042",
+        ),
+    ],
+)
+def test_batches_past_any_cache_are_refused_before_memory_runs_out(lengths, limits, text):
+    with pytest.raises(BadInput) as caught:
+        plan(lengths, limits=Limits(**limits))
+    assert str(caught.value) == text
+
+
+def test_a_long_context_beside_many_rows_is_planned():
+    made = plan(([10] + [2] * 255, [10 + 2**20] + [3] * 255))
+    assert made["extend.chunk_context.num_chunks"].value == 2**20 // (CONTEXT_TOKENS // 256)
+
+
 def test_no_plan_costs_a_sync_or_more_than_one_copy():
     for environment in (Environment(), Environment(kv_sharing=True)):
         for limits in (Limits(), Limits(sliding_window=64), Limits(sliding_window=64, full_attention_layers=True)):

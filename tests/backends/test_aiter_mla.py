@@ -364,6 +364,13 @@ def test_settings_the_backend_cannot_serve_are_refused(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("vllm", ["0.26", "0.32"])
+def test_a_context_past_any_cache_is_refused_with_its_row(vllm: str) -> None:
+    planner = Planner(BACKEND, Environment(vllm=vllm))
+    with pytest.raises(BadInput, match=r"^seq_lens\[2\]: expected at most 268435456 tokens of context in a step, got"):
+        planner.plan(Batch.from_lengths([1, 40, 40], [9, 90, 2**30]))
+
+
 def test_padding_before_a_row_is_refused_and_ordered_when_asked() -> None:
     batch = Batch.from_lengths([1, 0, 1], [50, 0, 60])
     planner = Planner(BACKEND, Environment(), Limits())

@@ -37,6 +37,22 @@ REFUSED = [
     ({"query_lens": [1], "seq_lens": [3], "is_prefilling": [None]}, "is_prefilling[0]: expected true or false, got"),
     ({"query_lens": [1], "seq_lens": [3], "is_prefilling": []}, "is_prefilling: expected 1 elements"),
     (
+        {"query_lens": [1, 1], "seq_lens": [3, 3], "is_prefilling": [True, "x"]},
+        "is_prefilling[1]: expected true or false, got 'x'",
+    ),
+    (
+        {"query_lens": [1, 1], "seq_lens": [3, 3], "is_prefilling": [1, 1.0]},
+        "is_prefilling[1]: expected true or false, got 1.0",
+    ),
+    (
+        {"query_lens": [1, 1], "seq_lens": [3, 3], "is_prefilling": [True, [True]]},
+        "is_prefilling[1]: expected true or false, got [True]",
+    ),
+    (
+        {"query_lens": [1, 1], "seq_lens": [3, 3], "is_prefilling": np.array([1, 5])},
+        "is_prefilling[1]: expected true or false, got 5",
+    ),
+    (
         {"query_lens": [1], "seq_lens": [3], "seq_lens_lower": [4]},
         "seq_lens_lower[0]: expected <= seq_lens[0] = 3, got 4",
     ),
@@ -144,3 +160,16 @@ def test_micro_batches_cut_requests_at_their_edges():
     for start, stop in ((3, 3), (-1, 4), (0, 21)):
         with pytest.raises(BadInput, match="micro_batch: expected 0 <= start < stop <= 20"):
             batch.micro_batch(start, stop)
+
+
+def test_a_short_row_of_which_nobody_knows_the_prefill_length_is_not_cut_as_a_decode_by_chance():
+    batch = Batch.from_lengths([1, 1], [9, 9], prefill_lens=[4, None], short_extends_as_decodes=False)
+    assert [str(kind) for kind in classify(batch).rows] == ["decode", "decode"]
+    with pytest.raises(BadInput, match=r"^prefill_lens\[1\]: short_extends_as_decodes: false needs it known"):
+        batch.segments("two")
+    fresh = Batch.from_lengths([1, 1, 7], [9, 1, 20], prefill_lens=[4, None, None], short_extends_as_decodes=False)
+    assert [segment.rows for segment in fresh.segments("two")] == [(0, 1), (1, 3)]
+    flagged = Batch.from_lengths(
+        [1, 1], [9, 9], prefill_lens=[4, None], is_prefilling=[False, False], short_extends_as_decodes=False
+    )
+    assert [segment.name for segment in flagged.segments("two")] == ["decode"]

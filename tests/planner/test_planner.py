@@ -183,6 +183,8 @@ def test_builders_with_equal_settings_share_one_plan_of_a_batch_and_others_do_no
     assert Planner(backend, Environment(), Limits()).plan(batch) is first
     assert Planner(backend, Environment(gfx="gfx942"), Limits()).plan(batch) is not first
     assert Planner(backend, Environment(), Limits(max_num_seqs=9)).plan(batch)["prefill.work"].shape == (9, 2)
+    namesake = small_backend(never_read={"common.other": "another declaration of the same name"})
+    assert "common.other" in Planner(namesake, Environment(), Limits()).plan(batch).skipped
 
 
 def test_a_declaration_that_contradicts_itself_is_refused_when_it_is_made():
@@ -260,15 +262,18 @@ def test_a_plan_cannot_be_changed():
         plan.mixed = False
     with pytest.raises(AttributeError):
         plan["common.tokens"].value = 3
+    with pytest.raises(ValueError, match="read-only"):
+        plan["prefill.ends"].value[0] = 3  # the next step's plan may share it
 
 
 def test_a_planner_with_its_own_threshold_plans_the_same_batch_as_its_builder_would():
     batch = Batch.from_lengths([3, 3], [9, 20])
-    target = Planner(small_backend()).plan(batch)
-    draft = Planner(small_backend(), decode_threshold=3).plan(batch)
+    backend = small_backend()
+    target = Planner(backend).plan(batch)
+    draft = Planner(backend, decode_threshold=3).plan(batch)
     assert [s.name for s in target.segments] == ["prefill"]
     assert [s.name for s in draft.segments] == ["decode"]
-    assert Planner(small_backend(), decode_threshold=3).plan(batch) is draft
+    assert Planner(backend, decode_threshold=3).plan(batch) is draft
 
 
 def test_micro_batches_have_plans_of_their_own():

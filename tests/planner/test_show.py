@@ -68,6 +68,36 @@ def test_long_arrays_are_told_by_their_digest():
     }
 
 
+LONG_CONTEXT = {
+    "query_lens": [4] * 3,
+    "seq_lens": [4 + 100, 4 + 90001, 4 + 50],
+    "environment": {"dcp_world_size": 2},
+    "limits": {"workspace_tokens": 32},
+}
+
+
+def test_long_lists_are_told_by_their_digest_too_even_ragged_ones():
+    mla = attention_backend("aiter_mla")
+    ragged = read_input(json.dumps(LONG_CONTEXT))
+    plan = Planner(mla, ragged.environment, ragged.limits).plan(ragged.batch)
+    document = json.loads(plan_json(plan))
+    jsonschema.validate(document, plan_schema())
+    name = "prefill.chunked_context.padded_local_seq_lens"
+    flat = [length for chunk in plan[name].value for length in chunk]
+    assert len(flat) > len(plan[name].value) > 2000
+    assert len(flat) <= LONGEST_LIST
+    assert document["fields"][name]["value"] == plan[name].value
+    longer = read_input(json.dumps({**LONG_CONTEXT, "seq_lens": [4 + 100, 4 + 190001, 4 + 50]}))
+    plan = Planner(mla, longer.environment, longer.limits).plan(longer.batch)
+    document = json.loads(plan_json(plan))
+    jsonschema.validate(document, plan_schema())
+    flat = [length for chunk in plan[name].value for length in chunk]
+    digest = hashlib.sha256(np.array(flat, "<i4").tobytes()).hexdigest()
+    assert document["fields"][name]["value"] == {"sha256": digest, "shape": [len(flat)], "head": flat[:16]}
+    pairs = "prefill.chunked_context.request_slice"
+    assert document["fields"][pairs]["value"]["shape"] == [len(plan[pairs].value), 2]
+
+
 def test_file_and_standard_input_give_the_plan_of_the_lists(tmp_path, monkeypatch):
     data = {"query_lens": [1, 16], "seq_lens": [70, 500], "environment": {"gfx": "gfx942"}, "limits": {"num_heads": 8}}
     file = tmp_path / "batch.json"
@@ -80,6 +110,14 @@ def test_file_and_standard_input_give_the_plan_of_the_lists(tmp_path, monkeypatc
     assert planned(file=file, json=True) == lists
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert planned(file="-", json=True) == lists
+
+
+def test_a_version_given_as_a_setting_is_a_version():
+    given = read_lists(
+        {"query_lens": "1", "seq_lens": "9"}, ["environment.vllm=0.26", "environment.aiter=0.1.17", "limits.num_heads=8"]
+    )
+    assert (given.environment.release, given.environment.aiter_version) == ((0, 26), (0, 1, 17))
+    assert given.limits.num_heads == 8
 
 
 def test_every_key_of_the_input_reaches_the_batch():
@@ -117,7 +155,18 @@ BAD = [
     ("[1]", "input: expected a JSON object, got a list"),
     ("null", "input: expected a JSON object, got null"),
     ('{"query_lens": [1]}', "seq_lens: expected a list of integers, one a request; it is missing"),
-    ('{"query_lens": [1], "seq_lens": [NaN]}', "input: expected one JSON object"),
+    ('{"query_lens": [1], "seq_lens": [NaN]}', "seq_lens[0]: expected an integer, got nan"),
+    ('{"query_lens": [1, -Infinity], "seq_lens": [1, 2]}', "query_lens[1]: expected an integer, got -inf"),
+    ('{"query_lens": [1], "seq_lens": [1' + "0" * 5000 + "]}", "input: expected one JSON object"),
+    (ONE + ', "num_tokens": NaN}', "num_tokens: expected an integer, got nan"),
+    (ONE + ', "is_prefilling": [null]}', "is_prefilling[0]: expected true or false, got None"),
+    (ONE + ', "environment": {"num_cu": NaN}}', "environment.num_cu: expected int, got float"),
+    (ONE + ', "environment": {"num_cu": 2147483648}}', "environment.num_cu: expected <= 2147483647, got 2147483648"),
+    (
+        ONE + ', "environment": {"dcp_world_size": 4, "dcp_interleave": 1073741824}}',
+        "environment.dcp_interleave: expected <= 536870911, got 1073741824",
+    ),
+    (ONE + ', "limits": {"max_num_seqs": 4294967296}}', "limits.max_num_seqs: expected <= 2147483647, got 4294967296"),
     ('{"query_lens": [1], "seq_lens": [1.5]}', "seq_lens[0]: expected an integer, got 1.5"),
     ('{"query_lens": [1, null], "seq_lens": [1, 2]}', "query_lens[1]: expected an integer, got None"),
     ('{"query_lens": [1], "seq_lens": "1"}', "seq_lens: expected a list, got a string"),

@@ -58,6 +58,8 @@ def _mla(**changes: Any) -> schedules.WorkSchedule:
         ({"num_heads_k": 0}, "num_heads_k: expected at least 1, got 0"),
         ({"num_heads_k": 2.0}, "num_heads_k: expected an integer, got 2.0"),
         ({"num_cu": -3}, "num_cu: expected at least 1, got -3"),
+        ({"num_cu": 2**31}, "num_cu: expected 1 to 2147483647, got 2147483648"),
+        ({"qo_indptr": [0, True, 4]}, "qo_indptr[1]: expected an integer, got True"),
         ({"qlen_granularity": 0}, "qlen_granularity: expected at least 1, got 0"),
         ({"kvlen_granularity": 96}, "kvlen_granularity: expected a power of two, got 96"),
         ({"block_size": 256}, "kvlen_granularity: expected a multiple of block_size = 256, got 128"),
