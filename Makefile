@@ -8,7 +8,7 @@ BIN     = $(VENV)/bin
 TORCH_CPU = torch==2.13.0
 JOBS   ?= auto
 
-.PHONY: demo test test-vllm lint types bench clean
+.PHONY: demo test test-extras test-vllm docs lint types bench clean
 
 $(VENV)/.core: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,7 +29,13 @@ demo: $(VENV)/.core
 	@$(BIN)/python cli.py profile --demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not vllm and not live"
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not vllm and not live and not slow"
+
+test-extras: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -m slow
+
+docs: $(VENV)/.ready
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 
 $(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
 	bash tests/live_server/setup.sh $(VLLM_VENV)
@@ -54,4 +60,4 @@ bench: $(VENV)/.ready $(VLLM_VENV)/.ready
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .types build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
