@@ -8,7 +8,7 @@ BIN     = $(VENV)/bin
 TORCH_CPU = torch==2.13.0
 JOBS   ?= auto
 
-.PHONY: demo test test-extras test-vllm docs lint types bench clean
+.PHONY: demo test test-extras test-vllm nightly docs lint types bench clean
 
 $(VENV)/.core: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,6 +45,13 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
 
 test-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest -q -m "vllm or live"
+
+# The long runs: BATCHES random batches through the planned builders (SEED: where an earlier run ended), 10,000 steps.
+BATCHES ?= 1000000
+SEED    ?= 0
+nightly: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python tests/vllm/planned_sweep.py --batches $(BATCHES) --seed $(SEED)
+	SYNCFREE_PLANNED_ROUNDS=9 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm/test_planned_steps.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
