@@ -124,14 +124,21 @@ def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
             if os.WIFSTOPPED(status):
                 number = os.WSTOPSIG(status)
                 stopped.signals[tid] = number if status >> 16 == 0 else 0  # a signal on its way is passed on
-                registers = ctypes.create_string_buffer(8 * _REGISTERS)
-                if _ptrace(_GETREGS, tid, 0, ctypes.addressof(registers)) == 0:
-                    values = struct.unpack(f"<{_REGISTERS}Q", registers.raw)
-                    stopped.places[tid] = (values[_RIP], values[_RSP])
+                _read_registers(stopped, tid)
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(0)
+
+
+def _read_registers(stopped: Stopped, tid: int) -> bool:
+    """Note where a stopped thread stands; False if it does not stand still for us."""
+    registers = ctypes.create_string_buffer(8 * _REGISTERS)
+    if _ptrace(_GETREGS, tid, 0, ctypes.addressof(registers)):
+        return False
+    values = struct.unpack(f"<{_REGISTERS}Q", registers.raw)
+    stopped.places[tid] = (values[_RIP], values[_RSP])
+    return True
 
 
 def _release(stopped: Stopped, seized: Iterable[int]) -> None:
@@ -181,12 +188,15 @@ def _collect(stopped: Stopped, tids: Iterable[int]) -> None:
     for tid in tids:
         if _wait(stopped, tid, stopped.began + _LATE_SECONDS):
             continue
-        while _state(stopped.pid, tid) != "D":
+        while (state := _state(stopped.pid, tid)) != "D":
             if _wait(stopped, tid, time.monotonic() + _LATE_SECONDS):
                 break
+            if state == "t" and _read_registers(stopped, tid):  # frida, in this process, has taken the news of it
+                stopped.signals[tid] = 0
+                break
             if time.monotonic() > stopped.began + _STOP_SECONDS:
-                stopped.late.add(tid)
-                raise TracingRefused(f"thread {tid} of process {stopped.pid} did not stop within {_STOP_SECONDS:g} s")
+                text = f"did not stop within {_STOP_SECONDS:g} s (state {state})"
+                raise TracingRefused(f"thread {tid} of process {stopped.pid} {text}")
         else:
             stopped.late.add(tid)
 
