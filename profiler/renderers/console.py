@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -38,21 +41,41 @@ def micros(value: Amount) -> str:
     return f"{value / 1e3:.2f} ms" if value >= 1e3 else f"{value:.0f} µs"
 
 
-def _spread(d: Distribution) -> str:
-    return " / ".join(figure(v) for v in (d.p50, d.p99, d.max)) if d.max is not None else "–"
+def _spread(d: Distribution, narrow: bool = False) -> str:
+    between = "/" if narrow else " / "
+    return between.join(figure(v) for v in (d.p50, d.p99, d.max)) if d.max is not None else "–"
 
 
-def class_table(report: Report, title: str | None = None) -> Table:
-    """One row a batch class. Syncs, copies and launches are of build + forward; step time is of the whole step."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", expand=False)
+class ClassTable:
+    """One row a batch class, laid out for the width there is.
+
+    Syncs, copies and launches are of build + forward; step time is of the whole step.
+    """
+
+    def __init__(self, report: Report, title: str | None = None) -> None:
+        self._report = report
+        self._title = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = class_table(self._report, self._title)
+        if Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
+            table = class_table(self._report, self._title, narrow=True)
+        yield table
+
+
+def class_table(report: Report, title: str | None = None, narrow: bool = False) -> Table:
+    """The table itself; `narrow` fits 80 columns: no frame, no copies."""
+    shape: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0)} if narrow else {}
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", **shape)
+    time = (lambda value: micros(value).replace(" ", "")) if narrow else micros
     table.add_column("batch class", no_wrap=True)
-    table.add_column("steps", justify="right")
-    table.add_column("syncs/step\np50 / p99 / max", justify="right")
-    table.add_column("copies\n/step", justify="right")
-    table.add_column("launches\n/step", justify="right")
-    table.add_column("build\np50", justify="right")
-    table.add_column("step\np50", justify="right")
-    table.add_column("step\np99", justify="right")
+    table.add_column("steps", justify="right", no_wrap=True)
+    table.add_column("syncs/step\np50/p99/max" if narrow else "syncs/step\np50 / p99 / max", justify="right")
+    if not narrow:
+        table.add_column("copies\n/step", justify="right")
+    table.add_column("launch\n/step" if narrow else "launches\n/step", justify="right", no_wrap=True)
+    for name in ("build\np50", "step\np50", "step\np99"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     names = sorted(report.classes, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
     for name in names:
@@ -61,12 +84,12 @@ def class_table(report: Report, title: str | None = None) -> Table:
         table.add_row(
             name,
             str(c.steps),
-            _spread(c.syncs_per_step),
-            figure(c.copies_per_step.p50),
+            _spread(c.syncs_per_step, narrow),
+            *([] if narrow else [figure(c.copies_per_step.p50)]),
             figure(c.launches_per_step.p50),
-            micros(c.build_us.p50),
-            micros(c.duration_us.p50),
-            micros(c.duration_us.p99),
+            time(c.build_us.p50),
+            time(c.duration_us.p50),
+            time(c.duration_us.p99),
             Text(text, style=style),
         )
     return table
@@ -144,7 +167,7 @@ def render_report(report: Report, title: str | None = None, top: int = 10) -> Re
     parts: list[RenderableType] = []
     if title:
         parts.append(Text(title, style="bold underline"))
-    parts += [_header(report), class_table(report)]
+    parts += [_header(report), ClassTable(report)]
     warm = sum(step.warmup for step in report.steps)
     if warm:
         parts.append(Text(f"{warm} warm-up, compile or capture steps are not judged", style="dim"))

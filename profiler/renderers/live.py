@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..report import Report
-from .console import class_table, console, figure, micros, render_notes, site_table
+from .console import ClassTable, console, figure, micros, render_notes, site_table
 
 _SITES = 6
 
@@ -47,7 +47,7 @@ def render_live(report: Report, steps: int, seconds: float) -> RenderableType:
     """One view: classes, ranks where there are several, the lines that wait most, notes."""
     source = report.source
     head = f"{source.engine or 'engine'} · {source.device or 'device unknown'} · {steps} steps in {seconds:.0f} s"
-    parts: list[RenderableType] = [Text(head, style="bold"), class_table(report)]
+    parts: list[RenderableType] = [Text(head, style="bold"), ClassTable(report)]
     if not report.steps:
         parts.append(Text("no step ended in this interval", style="yellow"))
     if len(source.ranks) > 1:

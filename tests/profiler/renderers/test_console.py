@@ -1,0 +1,38 @@
+"""The report at a terminal, at the widths that terminals have."""
+
+import pytest
+from syncfree.profiler.renderers.console import ClassTable, console
+from syncfree.profiler.report import ClassFigures, Distribution, Report, Source
+
+
+@pytest.fixture
+def report():
+    figures = ClassFigures(steps=123456, verdict="sync-free")
+    figures.syncs_per_step = Distribution(mean=11.0, p50=11, p99=11.5, max=12)
+    figures.launches_per_step = Distribution(mean=640.0, p50=640, p99=640, max=640)
+    figures.duration_us = Distribution(mean=5e4, p50=44444, p99=99999, max=1e5)
+    figures.build_us = figures.duration_us
+    return Report(source=Source(kind="live"), classes={"chunked_prefill": figures})
+
+
+def lines(report, width):
+    made = console(width=width)
+    with made.capture() as capture:
+        made.print(ClassTable(report))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_every_figure_is_whole_and_on_one_line(report, width):
+    shown = lines(report, width)
+    (row,) = [line for line in shown if "chunked_prefill" in line]
+    assert "…" not in "".join(shown)
+    assert max(map(len, shown)) <= width
+    figures = row.replace(" ", "")
+    for wanted in ("123456", "11/11.5/12", "640", "44.44ms", "100.00ms", "sync-free"):
+        assert wanted in figures
+
+
+def test_copies_are_shown_where_there_is_room(report):
+    assert "copies" in "".join(lines(report, 200))
+    assert "copies" not in "".join(lines(report, 80))
