@@ -227,7 +227,7 @@ def trace(
     reason = nothing_measured(report)
     if reason is not None:
         raise NothingMeasured(reason)
-    _judge(report, wanted, quiet=json)
+    _judge(report, wanted, silent=json)
 
 
 def _progress(text: str, steps: int | None = None, seconds: float | None = None) -> AbstractContextManager[Advance]:
@@ -284,8 +284,8 @@ def _gate(report: Report, budget: Budget | None) -> None:
     _judge(report, budget)
 
 
-def _judge(report: Report, budget: Budget | None, quiet: bool = False) -> None:
-    """Exit with the gate's code where it is not kept; `quiet`: stdout holds JSON, so the table goes to stderr."""
+def _judge(report: Report, budget: Budget | None, silent: bool = False) -> None:
+    """Exit with the gate's code where it is not kept; `silent`: stdout holds JSON, so there is no table."""
     if budget is None:
         return
     from syncfree.profiler.gate import check as judge
@@ -293,7 +293,10 @@ def _judge(report: Report, budget: Budget | None, quiet: bool = False) -> None:
     from syncfree.profiler.renderers.gate import render_gate
 
     gate = judge(report, budget)
-    console(stderr=quiet).print(render_gate(gate))
+    if not budget.classes and not gate.expired:
+        raise BadInput("the budget has an allow-list only: expected a limit such as --fail-on decode:syncs=0")
+    if not silent:
+        console().print(render_gate(gate))
     if gate.exit_code:
         print(f"syncfree: {gate.summary()}", file=sys.stderr)
         raise typer.Exit(gate.exit_code)

@@ -107,14 +107,25 @@ def class_budget(where: str, limits: dict[str, Any], **settings: Any) -> ClassBu
         raise BadInput(f"{where}: expected a limit such as syncs=0, got none")
     if settings.get("stat", "max") not in STATS:
         raise BadInput(f"{where}: stat: expected one of {', '.join(STATS)}, got {settings['stat']!r}")
-    for name in settings.get("exempt", ()):
+    batch_class = settings.get("batch_class")
+    if not isinstance(batch_class, str):
+        raise BadInput(f"{where}: batch_class: expected a name such as 'decode', got {batch_class!r}")
+    exempt = _names(settings.get("exempt", ()), f"{where}: exempt")
+    for name in exempt:
         if name not in EXEMPTIONS:
             raise BadInput(f"{where}: exempt: expected some of {', '.join(EXEMPTIONS)}, got {name!r}")
-    phases = settings.get("phases")
-    if phases is not None:
-        settings["phases"] = (phases,) if isinstance(phases, str) else tuple(phases)
-    settings["exempt"] = frozenset(settings["exempt"])
+    if settings.get("phases") is not None:
+        settings["phases"] = _names(settings["phases"], f"{where}: phase")
+    settings["exempt"] = frozenset(exempt)
     return ClassBudget(limits=limits, where=where, **settings)
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    """One name or several."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()
+    if not isinstance(value, Iterable) or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"{where}: expected a name or a list of names, got {value!r}")
+    return names
 
 
 def enforce(gate: Gate) -> None:

@@ -112,7 +112,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 def load_budget(path: str | Path) -> Budget:
     """Read a budget file. Raises `BadInput` that names the file and the key."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Generator, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,7 +133,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, None]:
         return
     run.reports.clear()
     run.test = None
-    marks = list(item.iter_markers(MARK))
+    marks = _marks_of(item)
     profiler = getattr(item, "funcargs", {}).get("sync_profiler")
     if marks or profiler is not None:
         try:
@@ -227,15 +228,21 @@ class _MeasuredTest:
     name cannot work here.
     """
 
-    def __init__(self, run: _Run, item: pytest.Item, marks: list[pytest.Mark], profiler: TestProfiler | None) -> None:
+    def __init__(
+        self,
+        run: _Run,
+        item: pytest.Item,
+        marks: list[tuple[pytest.Mark, frozenset[str]]],
+        profiler: TestProfiler | None,
+    ) -> None:
         from .assertions import TestProfiler
 
         self.run, self.marks = run, marks
         self.profiler = profiler or TestProfiler(collectors())
-        for mark in marks:
-            _mark_budget(mark, body_only=False)
+        for mark, dropped in marks:
+            _mark_budget(mark, dropped, body_only=False)
         run.file_budget()
-        named = (mark.kwargs.get("batch_class") for mark in marks)
+        named = (mark.kwargs.get("batch_class") for mark, _ in marks)
         self.profiler.begin_body(next((name for name in named if name), "test"), item.name)
 
     def end(self, passed: bool) -> BaseException | None:
@@ -272,15 +279,36 @@ class _MeasuredTest:
 
         from .budget import Budget
 
-        classes: list[ClassBudget] = [_mark_budget(mark, body_only) for mark in self.marks]
+        classes: list[ClassBudget] = [_mark_budget(mark, dropped, body_only) for mark, dropped in self.marks]
         file = self.run.file_budget()
         if not body_only:
             classes += [msgspec.structs.replace(item, optional=True) for item in file.classes]
         return Budget(classes=tuple(classes), allow=file.allow)
 
 
-def _mark_budget(mark: pytest.Mark, body_only: bool) -> ClassBudget:
-    """The limits of one mark. Raises `BadInput` for an argument that it does not know."""
+def _marks_of(item: pytest.Item) -> list[tuple[pytest.Mark, frozenset[str]]]:
+    """The test's marks, its own first, and which of their limits do not count.
+
+    A mark of the class or module gives way, figure by figure, to a nearer one for the same batch class and phase; marks
+    of one place all count.
+    """
+    result = []
+    nearer: set[tuple[str, str]] = set()
+    for _, group in groupby(item.iter_markers_with_node(MARK), key=lambda pair: pair[0]):
+        here: set[tuple[str, str]] = set()
+        for _, mark in group:
+            about = repr((mark.kwargs.get("batch_class"), mark.kwargs.get("phase")))
+            figures = [name for name in mark.kwargs if name not in _SETTINGS]
+            dropped = frozenset(name for name in figures if (about, name) in nearer)
+            if not dropped or any(mark.kwargs[name] is not None for name in figures if name not in dropped):
+                result.append((mark, dropped))
+            here |= {(about, name) for name in figures}
+        nearer |= here
+    return result
+
+
+def _mark_budget(mark: pytest.Mark, dropped: frozenset[str], body_only: bool) -> ClassBudget:
+    """The limits of one mark, without the `dropped`. Raises `BadInput` for an argument that it does not know."""
     from ..errors import BadInput
     from .assertions import BODY_EXEMPT, class_budget
     from .budget import ANY_CLASS, DEFAULT_EXEMPT
@@ -290,13 +318,13 @@ def _mark_budget(mark: pytest.Mark, body_only: bool) -> ClassBudget:
     if mark.args:
         raise BadInput(f"{where}: expected keyword arguments such as syncs=0, got {mark.args[0]!r}")
     settings = {key: value for key, value in mark.kwargs.items() if key in _SETTINGS}
-    limits = {key: value for key, value in mark.kwargs.items() if key not in _SETTINGS and value is not None}
-    phase = settings.pop("phase", None)
+    names = [key for key in mark.kwargs if key not in _SETTINGS and key not in dropped]
+    limits = {key: mark.kwargs[key] for key in names if mark.kwargs[key] is not None}
     return class_budget(
         where,
         limits,
         batch_class=settings.get("batch_class") or ANY_CLASS,
-        phases=[phase] if isinstance(phase, str) else phase,
+        phases=settings.get("phase"),
         stat=settings.get("stat", "max"),
         exempt=settings.get("exempt", BODY_EXEMPT if body_only else DEFAULT_EXEMPT),
     )

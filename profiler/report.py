@@ -215,6 +215,10 @@ class Note(msgspec.Struct, kw_only=True):
     count: int = 1
 
 
+class _Marked(msgspec.Struct):
+    format: str
+
+
 class Report(msgspec.Struct, kw_only=True):
     format: Literal["syncfree.report/1"] = FORMAT
     source: Source = msgspec.field(default_factory=Source)
@@ -235,9 +239,13 @@ class Report(msgspec.Struct, kw_only=True):
     def from_json(data: bytes | str, where: str = "report") -> Report:
         """Decode a report. Raises `BadInput` that names the path of the offending value."""
         try:
-            return msgspec.json.decode(data, type=Report)
+            report = msgspec.json.decode(data, type=Report)
+            msgspec.json.decode(data, type=_Marked)  # any other document would be taken for an empty report
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{where}: expected a {FORMAT} document: {error}") from error
+        except RecursionError:
+            raise BadInput(f"{where}: expected a {FORMAT} document: nested too deep") from None
+        return report
 
     @staticmethod
     def load(path: str | Path) -> Report:

@@ -144,6 +144,15 @@ def test_python_cli_py_is_the_same_command():
     assert done.stdout.startswith("syncfree ")
 
 
+def test_a_terminal_that_has_not_every_sign_gets_the_tables_all_the_same(tmp_path, monkeypatch):
+    trace = tmp_path / "t.json"
+    trace.write_text('{"traceEvents": [{"ph": "X", "cat": "cuda_runtime", "name": "cudaFree", "ts": 1, "dur": 1}]}')
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = syncfree("trace", trace)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "collectors kineto" in done.stdout
+
+
 def test_debug_shows_where():
     done = syncfree("--debug", "trace", "nowhere.json")
     assert "Traceback" in done.stderr

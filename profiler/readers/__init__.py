@@ -16,7 +16,7 @@ from ...errors import BadInput
 from ..report import Note, Report
 from .assemble import assemble, nothing_measured
 from .find import Source, find_sources, rank_in_name
-from .process_trace import ProcessTrace
+from .process_trace import ProcessTrace, shown_name
 from .steps import RangeFilter
 from .text import DEFAULT_LIMITS, Limits, NoTrace
 
@@ -50,7 +50,8 @@ def read_traces(
             if source.given:
                 raise
             kind = "input" if isinstance(error, NoTrace) else "partial"
-            passed_over.append(Note(kind=kind, text=f"passed over: {error}", file=source.paths[0].name))
+            text = f"passed over: {error}".encode("utf-8", "replace").decode()  # it names the file, as it is spelt
+            passed_over.append(Note(kind=kind, text=text, file=shown_name(source.paths[0])))
     if not traces:
         raise BadInput(passed_over[0].text.removeprefix("passed over: "))
     report = assemble(traces, wanted, timeline)

@@ -84,8 +84,8 @@ _TENTHS = (1000, 100, 10, 1)
 
 
 def nanoseconds(raw: msgspec.Raw) -> int | None:
-    """A JSON number of microseconds, or one in quotes, as whole nanoseconds, without a detour over floats; else None."""
-    text = bytes(raw).strip(b'"')
+    """A JSON number of microseconds as whole nanoseconds, without a detour over floats; None if it is no number."""
+    text = bytes(raw)
     if _EXACT.fullmatch(text):
         whole, _, fraction = text.partition(b".")
         return int(whole + fraction) * _TENTHS[len(fraction)]
@@ -118,7 +118,7 @@ class _KinetoReader:
     def __init__(self, path: Path, wanted: RangeFilter, limits: Limits) -> None:
         self.path = path
         self.text = Text(path, limits)
-        self.trace = ProcessTrace(path.name, "kineto", limits)
+        self.trace = ProcessTrace(path, "kineto", limits)
         self.wanted = wanted
         self.kinds: dict[str | None, int | None] = {None: None}
         self.ids: dict[tuple[int | str | None, int | str | None], int] = {}
@@ -230,8 +230,8 @@ class _KinetoReader:
     def _span(self, where: dict[int, Spans], event: Event) -> Spans:
         try:
             start, duration = float(event.ts), float(event.dur)  # Raw is a buffer
-        except ValueError:  # a number in quotes
-            start, duration = float(bytes(event.ts).strip(b'"')), float(bytes(event.dur).strip(b'"'))
+        except ValueError:
+            start, duration = float(self._unquoted(event.ts)), float(self._unquoted(event.dur))
         thread = self.thread(event)
         spans = where.get(thread)
         if spans is None:
@@ -254,10 +254,20 @@ class _KinetoReader:
             spans.stacks[len(spans) - 1] = self.trace.name_id(stack)
 
     def _times(self, event: Event) -> tuple[int, int | None]:
-        start = nanoseconds(event.ts)
+        start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+        if start is None:
+            start = nanoseconds(self._unquoted(event.ts))
         if start is None:
             raise ValueError
-        return start, nanoseconds(event.dur)
+        return start, nanoseconds(self._unquoted(event.dur)) if duration is None else duration
+
+    def _unquoted(self, raw: msgspec.Raw) -> msgspec.Raw:
+        """What is inside the quotes where a writer made a text of a number."""
+        text = bytes(raw)
+        if len(text) < 3 or text[:1] != b'"':
+            return raw
+        self.trace.odd["a time in quotes, read as a number"] += 1
+        return msgspec.Raw(text[1:-1])
 
     def _range(self, event: Event) -> None:
         start, duration = self._times(event)

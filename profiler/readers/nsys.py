@@ -85,7 +85,7 @@ class _NsysReader:
         if self.odd and result:
             result[0].odd["a row that cannot be read, left out"] += self.odd
         if not result:
-            empty = ProcessTrace(self.path.name, "nsys", self.limits)
+            empty = ProcessTrace(self.path, "nsys", self.limits)
             result.append(empty)
         return result
 
@@ -120,7 +120,7 @@ class _NsysReader:
         process = (global_id or 0) >> _TID_BITS
         trace = self.traces.get(process)
         if trace is None:
-            trace = self.traces[process] = ProcessTrace(self.path.name, "nsys", self.limits)
+            trace = self.traces[process] = ProcessTrace(self.path, "nsys", self.limits)
             trace.pid = process & ((1 << _TID_BITS) - 1)
         return trace
 

@@ -5,10 +5,12 @@ Device records and Python frames come by the million, so they are columns of num
 
 from __future__ import annotations
 
+import os
 from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +25,11 @@ _FAR = 1 << 62  # nanoseconds: 146 years
 _IMPOSSIBLE = "an event at an impossible time, left out"
 # No launch, copy or wait, but they tell what was recorded into a graph instead of run.
 _CAPTURE_CALLS = frozenset(f"{v}Stream{verb}Capture" for v in ("cuda", "cu", "hip") for verb in ("Begin", "End"))
+
+
+def shown_name(path: Path) -> str:
+    """A file's name as text that can be written: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(path.name).decode("utf-8", "replace")
 
 
 class Range(msgspec.Struct, gc=False):
@@ -95,8 +102,8 @@ class Spans:
 class ProcessTrace:
     """One process of a trace. `kinds` holds the record kinds that the file has: api, kernel, memcpy, memset, host."""
 
-    def __init__(self, name: str, format_name: str, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.files = [name]
+    def __init__(self, path: Path, format_name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.files = [shown_name(path)]
         self.format = format_name
         self.limits = limits
         self.rank: int | None = None

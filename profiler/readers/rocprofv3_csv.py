@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from ...errors import BadInput
-from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, record_direction
+from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, record_direction, shown_name
 from .text import DEFAULT_LIMITS, MIB, Limits, Text
 
 _SUFFIX = re.compile(
@@ -54,8 +54,8 @@ def _whole(text: str) -> int:
 
 def read_rocprofv3_csv(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[ProcessTrace]:
     """The process whose files these are."""
-    trace = ProcessTrace(paths[0].name, "rocprofv3", limits)
-    trace.files = [path.name for path in paths]
+    trace = ProcessTrace(paths[0], "rocprofv3", limits)
+    trace.files = [shown_name(path) for path in paths]
     for path in paths:
         _CsvReader(path, trace, limits).read()
     return [trace]
@@ -104,7 +104,7 @@ class _CsvReader:
     def _ended(self) -> None:
         if self.text.damaged or self.text.truncated:
             self.trace.partial = True
-            self.trace.note("partial", f"{self.path.name} ends early: figures are of what is there")
+            self.trace.note("partial", f"{shown_name(self.path)} ends early: figures are of what is there")
 
     def _lines(self) -> Iterator[str]:
         rest = b""

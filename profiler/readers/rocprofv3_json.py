@@ -118,7 +118,7 @@ def _decode(path: Path, data: bytes | bytearray) -> Document:
 
 
 def _process(path: Path, process: Process, limits: Limits) -> ProcessTrace:
-    trace = ProcessTrace(path.name, "rocprofv3", limits)
+    trace = ProcessTrace(path, "rocprofv3", limits)
     trace.pid = process.metadata.pid
     trace.device = next((a.product_name or a.name for a in process.agents if a.type == 2), None)
     records = process.buffer_records

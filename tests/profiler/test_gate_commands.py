@@ -39,6 +39,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "budget.toml").write_text("[budget.decode]\nsyncs = 0\nlaunches = 60\n")
     (tmp_path / "wrong.toml").write_text("[budget.decode]\nsync = 0\n")
     (tmp_path / "expired.toml").write_text("[[allow]]\nsite='a.py:f'\nreason='r'\nuntil=2020-01-01\n")
+    (tmp_path / "allow.toml").write_text("\ufeff[[allow]]\nsite='a.py:f'\nreason='r'\n", encoding="utf-8")
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
     return tmp_path
 
 
@@ -76,12 +78,25 @@ def run(capsys, *arguments):
         ),
         ("good.json --fail-on extend:syncs=0", 4, "syncfree: not judged: extend: syncs: not measured: no such step"),
         ("empty.json --fail-on decode:syncs=0", 4, "syncfree: "),
+        ("other.json --fail-on decode:syncs=0", 2, "syncfree: other.json: expected a syncfree.report/1 document"),
+        ("good.json --budget allow.toml", 2, "syncfree: the budget has an allow-list only: expected a limit"),
+        ("bad.json --budget allow.toml --fail-on decode:syncs=0", 1, "syncfree: budget exceeded: decode: syncs = 1"),
     ],
 )
 def test_check_ends_with_the_documented_code_and_one_line(files, capsys, arguments, code, line):
     ended, _, err = run(capsys, "check", *arguments.split())
     assert (ended, err.startswith(line)) == (code, True), err
     assert len(err.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(("limit", "code"), [(0, 1), (1, 0)])
+def test_a_trace_printed_as_json_is_judged_in_one_line(files, capsys, limit, code):
+    events = [("user_annotation", "ProfilerStep#0", 0, 9), ("cuda_runtime", "cudaDeviceSynchronize", 1, 2)]
+    events = [{"ph": "X", "cat": c, "name": n, "ts": ts, "dur": dur, "tid": 1} for c, n, ts, dur in events]
+    (files / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    ended, out, err = run(capsys, "trace", "trace.json", "--json", "--fail-on", f"unknown:syncs={limit}")
+    assert (ended, json.loads(out)["totals"]["syncs"]["device"]) == (code, 1)
+    assert len(err.splitlines()) == code
 
 
 def test_check_names_the_line_to_blame(files, capsys):

@@ -56,6 +56,47 @@ def test_a_mark_judges_the_whole_body(run):
     )
 
 
+def test_a_nearer_mark_comes_before_one_of_the_class_figure_by_figure(run):
+    result = run(
+        """
+        import fake_gpu, pytest
+
+        @pytest.mark.sync_budget(syncs=0, launches=1)
+        class TestIt:
+            @pytest.mark.sync_budget(syncs=1)
+            def test_own_limit(self):
+                fake_gpu.item()
+                fake_gpu.launch()
+
+            @pytest.mark.sync_budget(syncs=1)
+            def test_the_other_limit_of_the_class_still_counts(self):
+                fake_gpu.launch()
+                fake_gpu.launch()
+
+            @pytest.mark.sync_budget(syncs=1, batch_class="decode")
+            def test_another_class_is_another_limit(self, sync_profiler):
+                with sync_profiler.step(batch_class="decode"):
+                    fake_gpu.item()
+
+            @pytest.mark.sync_budget(syncs=None, launches=0)
+            def test_no_limit_is_one_too(self):
+                fake_gpu.item()
+
+            def test_without_one(self):
+                fake_gpu.item()
+
+        @pytest.mark.sync_budget(syncs=1)
+        @pytest.mark.sync_budget(syncs=0)
+        def test_two_of_one_place_both_count():
+            fake_gpu.item()
+        """,
+        "-rA",
+    )
+    result.assert_outcomes(passed=2, failed=4)
+    lines = ["PASSED *test_own_limit", "PASSED *test_no_limit_is_one_too"]
+    result.stdout.fnmatch_lines_random([*lines, "*launches = 2 > 1*"])
+
+
 def test_a_failure_shows_nothing_of_the_plugin_itself(run):
     result = run(
         """
@@ -227,6 +268,10 @@ def test_nothing_measured_is_skipped_where_that_is_asked_for(run, pytester):
         ("syncs=-1", "syncs: expected a number >= 0, got -1"),
         ("stat='p90', syncs=0", "stat: expected one of max"),
         ("batch_class='decode'", "expected a limit such as syncs=0"),
+        ("batch_class=5, syncs=0", "batch_class: expected a name such as 'decode', got 5"),
+        ("phase=3, syncs=0", "phase: expected a name or a list of names, got 3"),
+        ("exempt=5, syncs=0", "exempt: expected a name or a list of names, got 5"),
+        ("exempt='warm', syncs=0", "exempt: expected some of warmup, *, got 'warm'"),
     ],
 )
 def test_a_wrong_mark_is_an_error_of_one_line(run, mark, expected):

@@ -178,3 +178,8 @@ def test_a_report_that_is_none_names_the_place():
         Report.from_json(b'{"format": "syncfree.report/1", "steps": [{"rank": "x"}]}', where="r.json")
     with pytest.raises(BadInput):
         Report.from_json(b"\x89PNG", where="r.json")
+    with pytest.raises(BadInput, match="format"):  # a trace, say: no report, although every field has a default
+        Report.from_json(b'{"traceEvents": []}', where="r.json")
+    deep = b'{"format": "syncfree.report/1", "telemetry": ' + b'{"a": ' * 100_000 + b"1" + b"}" * 100_001
+    with pytest.raises(BadInput, match="nested too deep"):
+        Report.from_json(deep, where="r.json")

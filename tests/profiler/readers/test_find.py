@@ -1,9 +1,12 @@
 """Which files are read, in what order, as which rank."""
 
+import os
+
 import pytest
 from syncfree.planner.errors import BadInput
 from syncfree.profiler.readers import read_traces
 from syncfree.profiler.readers.find import find_sources, rank_in_name
+from syncfree.profiler.report import Report
 
 
 def trace(kineto, name, rank=None, launches=1):
@@ -116,3 +119,12 @@ def test_nothing_and_an_empty_folder_are_refused(tmp_path):
         read_traces([])
     with pytest.raises(BadInput, match="No such file"):
         read_traces([tmp_path / "missing.json"])
+
+
+def test_a_name_that_is_no_utf8_is_written_all_the_same(tmp_path):
+    trace = b'{"traceEvents": [{"ph": "X", "cat": "cuda_runtime", "name": "cudaFree", "ts": 1, "dur": 1, "tid": 1}]}'
+    for name, data in ((b"a\xff.json", trace), (b"b\xff.json", b"{}")):
+        (tmp_path / os.fsdecode(name)).write_bytes(data)
+    report = read_traces([tmp_path])
+    assert report.source.files == ["a\N{REPLACEMENT CHARACTER}.json"]
+    assert Report.from_json(report.to_json()) == report

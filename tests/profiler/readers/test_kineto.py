@@ -330,3 +330,50 @@ def test_overlapping_steps_each_count_what_lies_in_their_window(kineto):
     report = read_traces([kineto.write()])
     assert [step.launches.kernels for step in report.steps] == [3, 3]
     assert report.totals.launches.kernels == 4
+
+
+def test_a_byte_order_mark_costs_nothing(kineto):
+    kineto.fields["distributedInfo"] = {"rank": 3}
+    path = one_decode(kineto).write()
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    report = read_traces([path])
+    assert (told(report), report.source.ranks) == (WHOLE, [3])
+    assert "passed over" not in notes(report)
+
+
+def test_numbers_in_quotes_are_numbers(kineto):
+    path = one_decode(kineto).write()
+    path.write_text(re.sub(r'"(ts|dur)": ([\d.]+)', r'"\1": "\2"', path.read_text()))
+    report = read_traces([path])
+    assert (told(report), report.steps[0].syncs.total, report.steps[0].duration_us) == (WHOLE, 1, 1000.0)
+    assert "a time in quotes, read as a number" in notes(report)
+
+
+@pytest.mark.parametrize("kind", [2, 2.0, "2", "hipMemcpyDeviceToHost"])
+def test_the_copy_calls_own_argument_in_its_spellings(kineto, kind):
+    kineto.call("hipMemcpyWithStream", 10, 5, 1, kind=kind).copy(11, 1, 1, "Memcpy DtoD (Device -> Device)")
+    assert read_traces([kineto.write()]).totals.syncs.d2h == 1
+
+
+def test_copy_names_of_the_first_roctracer(kineto):
+    kineto.call("hipMemcpyWithStream", 10, 5, 1).copy(11, 1, 1, "CopyHostToDevice")
+    kineto.call("hipMemcpyWithStream", 20, 5, 2).copy(21, 1, 2, "CopyDeviceToHost")
+    syncs = read_traces([kineto.write()]).totals.syncs
+    assert (syncs.h2d, syncs.d2h) == (1, 1)
+
+
+def test_figures_of_overlapping_steps_stay_with_their_step(kineto):
+    kineto.step("ProfilerStep#0", 0, 100).step("ProfilerStep#1", 50, 100, tid=2).step("ProfilerStep#2", 200, 100)
+    kineto.call("cudaLaunchKernel", 10, 1, 1).kernel(12, 5, 1)  # lead 1
+    kineto.call("cudaLaunchKernel", 120, 1, 2, tid=2).kernel(123, 5, 2)  # lead 2
+    kineto.call("cudaLaunchKernel", 210, 1, 3).kernel(214, 5, 3)  # lead 3
+    kineto.call("cudaStreamSynchronize", 220, 1, 4)
+    report = read_traces([kineto.write()])
+    assert [(s.index, s.name, s.launches.kernels, s.launch_lead_us) for s in report.steps] == [
+        (0, "ProfilerStep#0", 1, 1.0),
+        (1, "ProfilerStep#1", 1, 2.0),
+        (2, "ProfilerStep#2", 1, 3.0),
+    ]
+    (site,) = report.sites
+    assert [(at.index, at.count) for at in site.steps] == [(2, 1)]
+    assert [span.step for span in report.timeline] == [2]

@@ -46,6 +46,32 @@ def test_rows_that_cannot_be_read_are_left_out_with_a_note(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + API + "HIP_RUNTIME_API,hipLaunchKernel,1,1,5,100,200\n",
+        API.replace(",", ", ") + "HIP_RUNTIME_API, hipLaunchKernel, 1, 1, 5, 100, 200\n",
+        API + "HIP_RUNTIME_API,hipLaunchKernel,1,1,5.0,100.0,2E+2\n",
+    ],
+    ids=["byte order mark", "spaces", "numbers of a spreadsheet"],
+)
+def test_what_other_tools_make_of_the_file(tmp_path, text):
+    path = tmp_path / "x_hip_api_trace.csv"
+    path.write_text(text, encoding="utf-8")
+    report = read_traces([path])
+    assert report.totals.api == {"hipLaunchKernel": 1}
+    assert report.totals.launches.kernels == 1
+    assert not any("left out" in note.text for note in report.notes)
+
+
+def test_capital_names_are_one_run_too(tmp_path):
+    (tmp_path / "RUN_HIP_API_TRACE.CSV").write_text(API + "HIP_RUNTIME_API,hipMemcpyWithStream,1,1,5,100,200\n")
+    copies = "Kind,Direction,Correlation_Id,Start_Timestamp,End_Timestamp\n"
+    (tmp_path / "RUN_MEMORY_COPY_TRACE.CSV").write_text(copies + "MEMORY_COPY,DEVICE_TO_HOST,5,110,190\n")
+    report = read_traces([tmp_path])
+    assert (report.source.ranks, report.totals.syncs.d2h) == ([0], 1)
+
+
+@pytest.mark.parametrize(
     ("name", "prefix"),
     [
         ("bench_hip_api_trace.csv", "bench"),
