@@ -94,7 +94,7 @@ class ProbeCollector:
             layout.set_python(self._arena.poke, frames.calibrate(), sites.OWN, sites.STDLIB)
             if not _walk_matches(walker, self._arena):
                 raise frames.LayoutUnknown("a trial walk did not find the frames that sys._getframe() finds")
-        except frames.LayoutUnknown as error:
+        except (frames.LayoutUnknown, OSError) as error:  # a process that changed its user may not read itself
             self._arena.poke(layout.OFFSETS["python"], bytes(8))
             self._note("blind", f"syncs have no stacks here: {error}")
 

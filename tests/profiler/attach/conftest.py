@@ -81,8 +81,9 @@ def start(fake_cuda, agents):
     pytest.importorskip("torch")
     started = []
 
-    def go(*arguments, **keywords):
-        started.append(Engine(*arguments, environment={"SYNCFREE_SOCKET_DIR": str(agents)}, **keywords))
+    def go(*arguments, environment=None, **keywords):
+        environment = {"SYNCFREE_SOCKET_DIR": str(agents), **(environment or {})}
+        started.append(Engine(*arguments, environment=environment, **keywords))
         return started[-1]
 
     yield go

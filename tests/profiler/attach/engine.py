@@ -9,9 +9,12 @@ standard input what a test wants to know of it: steps made, the longest gap betw
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
+import importlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -114,12 +117,30 @@ class Server:
         }
 
 
+NEEDS = """
+import sys, syncfree.profiler.attach.guest, syncfree.backends.vllm
+syncfree.backends.vllm.register(attached=True)
+print(*(name for name in sys.modules if not name.startswith(("syncfree", "__"))))
+"""
+
+
+def become(uid):
+    """Another user, who may not be able to read this Python: so what an agent needs of others is imported before."""
+    for name in subprocess.run([sys.executable, "-c", NEEDS], capture_output=True, text=True).stdout.split():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--driver")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--store")
+    parser.add_argument("--uid", type=int, help="become this user, with whatever is imported by then")
     parser.add_argument("--pause", type=float, default=0.003)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--no-vllm", action="store_true")
@@ -134,6 +155,8 @@ def main():
         runner = sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner()
         runner.fetch = server.fetch
         server.runner = runner
+    if options.uid:
+        become(options.uid)
     threading.Thread(target=server.work, daemon=True).start()
     threading.Timer(options.seconds, lambda: os._exit(0)).start()
     print("ready", flush=True)

@@ -216,6 +216,21 @@ def test_another_users_process_for_a_stranger(engine):
     assert not engine.told()["wrapped"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_root_profiles_another_users_process(start, own_sockets, fake_cuda, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("strangers")
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)
+    fake_cuda.parent.chmod(0o755)
+    where = {"SYNCFREE_SOCKET_DIR": str(folder / "agents"), "HOME": str(folder)}
+    (folder / "agents").mkdir(mode=0o700)
+    os.chown(folder / "agents", 65534, 65534)
+    engine = start("--driver", str(fake_cuda), "--uid", "65534", environment=where)
+    report = profile_pid(engine.pid, ENGINES, steps=10)
+    assert {step.syncs.total for step in report.steps} == {1}
+    assert list((folder / "agents").iterdir()) == []
+
+
 def test_a_process_under_a_debugger(engine, profile):
     tracer = "import ctypes, sys, time; c = ctypes.CDLL(None); c.ptrace(0x4206, int(sys.argv[1]), None, None);"
     tracer += "print('up', flush=True); time.sleep(60)"
