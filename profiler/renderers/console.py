@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -20,9 +19,10 @@ PIPED_WIDTH = 140  # a pipe has no width; 80 columns would cut file names
 
 def console(stderr: bool = False, width: int | None = None) -> Console:
     """A console that keeps whole file names when its output goes to a pipe or a file."""
-    made = Console(stderr=stderr, highlight=False, width=width)
+    # No markup: names come from traces and users, and `[/]` or `:x:` in one is no wish for style.
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
     if width is None and not made.is_terminal and made.width <= 80:
-        made = Console(stderr=stderr, highlight=False, width=PIPED_WIDTH)
+        made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
     return made
 
 
@@ -191,5 +191,5 @@ def render_notes(report: Report) -> list[Text]:
         where = f" ({short_path(note.file)}{f':{note.line}' if note.line else ''})" if note.file else ""
         times = f" ×{note.count}" if note.count > 1 else ""
         style = "red" if note.kind == "hazard" else "yellow"
-        made.append(Text.from_markup(f"[{style}]{note.kind}[/]: {escape(note.text)}{escape(where)}{times}"))
+        made.append(Text.assemble((note.kind, style), f": {note.text}{where}{times}"))
     return made

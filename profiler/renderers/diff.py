@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +11,7 @@ from rich.text import Text
 from ..diff import TIMES, Change, Difference, SiteChange
 from ..report import Amount
 from ..sites import short_path
+from .markdown import escaped
 
 _MARKS = {"worse": "▲ worse", "better": "▼ better", "same": "same", "unknown": "?"}
 _STYLES = {"worse": "bold red", "better": "bold green", "same": "dim", "unknown": "yellow"}
@@ -70,13 +73,22 @@ def render_diff(difference: Difference) -> RenderableType:
     return Group(*parts)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is; underscores inside a name need no escape, and read better without."""
+    return escaped(text).replace("\\_", "_")
+
+
+def _code(text: str) -> str:
+    """A code span, whatever backticks are in it."""
+    text = " ".join(text.split())
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    pad = " " if len(fence) > 1 else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def render_markdown(difference: Difference) -> str:
     """For a comment on a pull request: what changed on top, the figures that did not folded away."""
-    lines = ["### syncfree: host-device syncs, copies and launches", "", f"**{difference.summary()}**", ""]
+    lines = ["### syncfree: host-device syncs, copies and launches", "", f"**{_plain(difference.summary())}**", ""]
     moved = [change for change in difference.changes if change.direction in ("worse", "better")]
     rest = [change for change in difference.changes if change not in moved and change.before is not None]
     if moved:
@@ -87,18 +99,19 @@ def render_markdown(difference: Difference) -> str:
         for site in sites:
             row = (
                 _BADGES[site.direction],
-                site.batch_class,
-                site.kind,
+                _plain(site.batch_class),
+                _plain(site.kind),
                 f"{site.before:.3g} → {site.after:.3g}",
-                f"`{_where(site)}`",
-                f"`{site.source}`" if site.source else "",
+                _code(_where(site)).replace("|", "\\|"),
+                _code(site.source).replace("|", "\\|") if site.source else "",
             )
-            lines.append("| " + " | ".join(_cell(cell) for cell in row) + " |")
+            lines.append("| " + " | ".join(row) + " |")
         lines.append("")
-        lines += [f"- `{_where(s)}`: {_cell(s.hint)}" for s in sites if s.direction == "worse" and s.hint]
+        mends = [site for site in sites if site.direction == "worse" and site.hint]
+        lines += [f"- {_code(_where(site))}: {_plain(site.hint)}" for site in mends]
         lines.append("")
-    lines += [f"- no longer measured: {text}" for text in difference.lost]
-    lines += [f"- {text}" for text in difference.notes]
+    lines += [f"- no longer measured: {_plain(text)}" for text in difference.lost]
+    lines += [f"- {_plain(text)}" for text in difference.notes]
     if rest:
         lines += ["", "<details><summary>unchanged</summary>", "", *_class_table(rest), "", "</details>"]
     return "\n".join(_squeeze(lines)) + "\n"
@@ -116,7 +129,7 @@ def _class_table(changes: list[Change]) -> list[str]:
             _percent(change),
             change.why,
         )
-        lines.append("| " + " | ".join(_cell(cell) for cell in row) + " |")
+        lines.append("| " + " | ".join(_plain(cell) for cell in row) + " |")
     return lines
 
 

@@ -192,15 +192,18 @@ def test_the_rendered_difference_names_class_figure_and_line():
 def test_the_markdown_has_the_changes_first_and_escapes_what_would_break_a_table():
     ten = [(i, 1) for i in range(10)]
     bad = site(steps=ten)
-    bad.source, bad.hint = "a = x | y", "keep it"
+    bad.source, bad.hint = "a = x | y", "keep <b>it</b> | `so`"
     difference = compare(report(step(i) for i in range(10)), report([step(i, d2h=1) for i in range(10)], [bad]))
     text = render_markdown(difference)
     assert text.index("| 🔴 | decode | syncs | 0 | 1 |") < text.index("<details>")
     assert "`a = x \\| y`" in text
     assert "`vllm/model.py:7 forward`" in text
-    assert "keep it" in text
+    assert "keep \\<b\\>it\\</b\\> \\| \\`so\\`" in text
     widths = {
         line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("| 🔴 | decode | d2h")
     }
     assert widths == {7}
+    bad.source = "`x`"
+    difference = compare(report(step(i) for i in range(10)), report([step(i, d2h=1) for i in range(10)], [bad]))
+    assert "| `` `x` `` |" in render_markdown(difference)
     assert render_markdown(compare(report([step(0)]), report([step(0)]))).startswith("### syncfree")

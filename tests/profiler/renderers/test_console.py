@@ -1,8 +1,8 @@
 """The report at a terminal, at the widths that terminals have."""
 
 import pytest
-from syncfree.profiler.renderers.console import ClassTable, console
-from syncfree.profiler.report import ClassFigures, Distribution, Report, Source
+from syncfree.profiler.renderers.console import ClassTable, console, render_report
+from syncfree.profiler.report import ClassFigures, Distribution, Note, Report, Site, Source
 
 
 @pytest.fixture
@@ -31,6 +31,17 @@ def test_every_figure_is_whole_and_on_one_line(report, width):
     figures = row.replace(" ", "")
     for wanted in ("123456", "11/11.5/12", "640", "44.44ms", "100.00ms", "sync-free"):
         assert wanted in figures
+
+
+def test_names_are_shown_as_they_are(report):
+    evil = "a[/b] :smile: [red]c"
+    report.classes[evil] = report.classes.pop("chunked_prefill")
+    report.notes = [Note(kind=evil, text=evil)]
+    report.sites = [Site(file="/m.py", line=1, function=evil, kind="d2h", phase=evil, count=1)]
+    made = console(width=200)
+    with made.capture() as capture:
+        made.print(render_report(report))
+    assert capture.get().count(evil) == 5  # class, phase, function, note
 
 
 def test_copies_are_shown_where_there_is_room(report):
