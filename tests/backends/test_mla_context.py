@@ -206,7 +206,7 @@ def test_a_workspace_under_one_aligned_step_is_refused() -> None:
 
 @pytest.mark.usefixtures("cutter")
 def test_more_context_than_can_be_staged_is_refused() -> None:
-    with pytest.raises(BadInput, match=f"seq_lens: expected at most {MAX_CONTEXT_TOKENS} tokens of context"):
+    with pytest.raises(BadInput, match=rf"^seq_lens\[0\]: expected at most {MAX_CONTEXT_TOKENS} tokens of context"):
         packed_chunks(step_of([1, 1], [2**30, 2**30], 16, 65536))
 
 

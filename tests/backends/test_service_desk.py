@@ -90,8 +90,9 @@ def test_lists_and_little_endian_bytes_are_the_same(desk):
         ({"max_seq_len": 69}, "input", "max_seq_len: expected >= the largest of seq_lens = 70, got 69"),
         ({"flag_lens": [1]}, "input", "flag_lens: expected 2 elements"),
         ({"limits": {"block_size": 7}}, "input", "limits.block_size: expected a multiple of 16"),
-        ({"limits": {"num_heads": 2**40}}, "too_large", "limits.num_heads: expected at most"),
-        ({"environment": {"num_cu": 2**40}}, "too_large", "environment.num_cu: expected at most"),
+        ({"limits": {"num_heads": 2**30}}, "too_large", "limits.num_heads: expected at most"),
+        ({"environment": {"num_cu": 2**30}}, "too_large", "environment.num_cu: expected at most"),
+        ({"environment": {"num_cu": 2**40}}, "malformed", "num_cu: expected <= 2147483647"),
         ({"environment": {"gfx": "sm_90"}}, "malformed", "gfx: expected a name such as gfx942"),
         ({"environment": {"gfy": "gfx942"}}, "malformed", "unknown field `gfy`"),
         ({"query_lens": "1,1"}, "malformed", "$.query_lens"),
@@ -151,12 +152,12 @@ def test_no_message_makes_the_service_take_gigabytes(data):
         "kv_dtype": data.draw(st.sampled_from(["bf16", "fp8"])),
     }
     limits = {
-        "workspace_tokens": data.draw(power(40)),
+        "workspace_tokens": data.draw(power(30)),
         "block_size": 16,
-        "sliding_window": data.draw(st.one_of(st.none(), power(40))),
+        "sliding_window": data.draw(st.one_of(st.none(), power(30))),
         "num_heads": data.draw(power(16)),
         "max_num_seqs": 2**20,
-        "max_num_batched_tokens": 2**40,
+        "max_num_batched_tokens": 2**30,
     }
     desk = greeted(Desk())
     message = plain(

@@ -114,7 +114,8 @@ def test_file_and_standard_input_give_the_plan_of_the_lists(tmp_path, monkeypatc
 
 def test_a_version_given_as_a_setting_is_a_version():
     given = read_lists(
-        {"query_lens": "1", "seq_lens": "9"}, ["environment.vllm=0.26", "environment.aiter=0.1.17", "limits.num_heads=8"]
+        {"query_lens": "1", "seq_lens": "9"},
+        ["environment.vllm=0.26", "environment.aiter=0.1.17", "limits.num_heads=8"],
     )
     assert (given.environment.release, given.environment.aiter_version) == ((0, 26), (0, 1, 17))
     assert given.limits.num_heads == 8
