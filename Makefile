@@ -32,10 +32,10 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not vllm and not live and not slow"
 
 test-extras: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
 
 docs: $(VENV)/.ready
-	$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 
 $(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
 	bash tests/live_server/setup.sh $(VLLM_VENV)

@@ -131,7 +131,7 @@ def test_trace_json_is_a_report_even_where_nothing_is_measured(tmp_path):
     assert Report.from_json(done.stdout).steps == []
 
 
-@pytest.mark.parametrize("command", ["plan", "profile", "trace", "check", "diff", "watch", "doctor"])
+@pytest.mark.parametrize("command", ["plan", "profile", "trace", "check", "diff", "watch", "serve", "doctor"])
 def test_every_command_has_help_with_an_example(command):
     done = syncfree(command, "--help")
     assert done.returncode == 0
