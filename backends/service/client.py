@@ -13,8 +13,8 @@ import numpy as np
 import zmq
 
 from ... import __version__
+from ...errors import BadInput, Unreachable
 from ...planner import Batch, Environment, InexactBatch, Limits, MetadataPlan, UnorderedBatch
-from ...planner.errors import BadInput, Unreachable
 from ...planner.lengths import Int32Array
 from ...profiler.agent import sockets
 from .protocol import (

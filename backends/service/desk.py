@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from ... import __version__
+from ...errors import BadInput, SyncfreeError
 from ...planner import Batch, Environment, InexactBatch, Limits, Planner, UnorderedBatch, classify
-from ...planner.errors import BadInput, SyncfreeError
 from ...planner.lengths import Int32Array, read_count, read_lengths
 from ...planner.plan import SCHEMA
 from ..attention import attention_backend

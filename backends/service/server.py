@@ -18,7 +18,7 @@ from types import TracebackType
 
 import zmq
 
-from ...planner.errors import BadInput, Unreachable
+from ...errors import BadInput, Unreachable
 from ...profiler.agent import sockets
 from .desk import Desk
 from .protocol import IN_FLIGHT, MAX_REQUEST_BYTES
