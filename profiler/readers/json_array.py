@@ -23,6 +23,10 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 # What no JSON number is, yet C and C++ programs print: NaN, Infinity, -inf, nan(ind).
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,\s])[-+]?(?:NaN|nan|Infinity|infinity|inf|INF)(?:\(\w*\))?(?=\s*[,\]}])")
 _BAD_ESCAPE = re.compile(rb'\\(?:\\|(?!["/bfnrtu]))')
+# Half of a character beyond 16 bits, by itself: a name was cut in the middle of it.
+_HALF = re.compile(
+    rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2}"
+)
 _CONTROL = re.compile(rb"[\x00-\x1f]")  # outside of strings these are white space or faults
 _RAW_LIST: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 _PIECE = 512 << 10
@@ -41,12 +45,14 @@ class _Ended(Exception):
 
 
 def repaired(text: bytes | bytearray) -> bytes:
-    """`text` without NaN and the like, bad escapes and control characters; of the same length, so that places hold.
+    """`text` without NaN and the like, bad escapes, half characters and control characters; of the same length, so
+    that places hold.
 
     An empty list stands for what is no number: no field takes it for a value, and inside a string it does no harm.
     """
     text = _NOT_A_NUMBER.sub(lambda m: b"[]".ljust(len(m[0])), text)
     text = _BAD_ESCAPE.sub(lambda m: m[0] if len(m[0]) == 2 else b"/", text)
+    text = _HALF.sub(rb"\\ufffd", text)
     return bytes(_CONTROL.sub(b" ", text))
 
 

@@ -112,6 +112,15 @@ def test_bytes_that_are_no_utf8_cost_a_character_not_the_piece():
     assert [(item.n, item.text) for item in found] == [(1, "a?b"), (2, "")]
 
 
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ud83dx", "\\ude00", "\\ud83d\\n", "\\uD83D\\uD83D"])
+def test_half_a_character_costs_a_character_not_the_piece(half):
+    found, reader = pieces(f'{{"n": 1, "text": "a{half}"}}, {{"n": 2, "text": "\\ud83d\\ude00"}}]'.encode())
+    assert [item.n for item in found] == [1, 2]
+    assert found[0].text.startswith("a\N{REPLACEMENT CHARACTER}")
+    assert found[1].text == "\N{GRINNING FACE}"
+    assert reader.mended
+
+
 @pytest.mark.parametrize(
     ("text", "place"), [(b'{"n": 1}, {"n" 2}]', 15), (b'{"n": 1} {"n": 2}]', 9), (b'{"n": 1, "m": tru}]', 15)]
 )
