@@ -1,5 +1,6 @@
 """What the planning service answers: one message in, one reply out."""
 
+import inspect
 import random
 import tracemalloc
 
@@ -287,6 +288,13 @@ def drawn_batch(data):
         max_seq_len=data.draw(st.sampled_from([None, 500])),
         causal=data.draw(st.sampled_from([True, False, None])),
     )
+
+
+def test_everything_that_a_batch_may_know_is_sent():
+    """A member that is added to `Batch` has to reach the service too, or its plans differ in silence."""
+    known = set(inspect.signature(Batch).parameters)
+    derived = {"computed_lens", "req_ids"}  # from query and sequence lengths; in no plan
+    assert known - derived <= set(protocol.Plan.__struct_fields__)
 
 
 def test_every_message_has_a_schema():
