@@ -8,6 +8,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..probe.permission import sandboxed
+
 _CAP_SYS_PTRACE = 1 << 19
 
 
@@ -21,7 +23,7 @@ def why_not(pid: int) -> str | None:
     if not status:
         return f"process {pid} does not exist"
     capable = bool(int(_status(os.getpid())["CapEff"], 16) & _CAP_SYS_PTRACE)
-    return _kernel(pid, capable) or _owner(pid, status, capable) or _traced(pid, status)
+    return sandboxed() or _kernel(pid, capable) or _owner(pid, status, capable) or _traced(pid, status)
 
 
 def _status(pid: int) -> dict[str, str]:

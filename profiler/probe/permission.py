@@ -35,14 +35,23 @@ def _status(name: str) -> str:
     return "0"
 
 
-def _kernel_refusal() -> str | None:
-    capable = int(_status("CapEff"), 16) & _CAP_SYS_PTRACE
+def sandboxed() -> str | None:
+    """Whether this process may not call ptrace at all, whoever the target is; None if it may."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Asking to read a process that nobody traces fails with ESRCH, unless a sandbox filters the call itself.
     if libc.ptrace(_PTRACE_PEEKTEXT, os.getpid(), None, None) == -1:
         error = ctypes.get_errno()
         if error in (errno.EPERM, errno.ENOSYS, errno.EACCES):
             return "ptrace is blocked by this container's seccomp profile: add --cap-add=SYS_PTRACE"
+    return None
+
+
+def _kernel_refusal() -> str | None:
+    capable = int(_status("CapEff"), 16) & _CAP_SYS_PTRACE
+    libc = ctypes.CDLL(None, use_errno=True)
+    blocked = sandboxed()
+    if blocked is not None:
+        return blocked
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
