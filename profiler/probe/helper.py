@@ -34,6 +34,7 @@ class Helper:
         self.script: Any = None
         self.pid = 0
         self.gone = False
+        self.shared = False  # another client's agent is in the target, and stays
         self.patches: list[tracing.Patch] = []
         self.code: list[tuple[int, int]] = []
 
@@ -51,6 +52,7 @@ class Helper:
         carrier = ask.get("tid") or tracing.idle_thread(self.pid)
         try:
             tracing.consent(self.pid, carrier)
+            self.shared = _agent_mapped(self.pid)
             self.session = frida.attach(carrier)
         except (
             PermissionError,
@@ -127,7 +129,14 @@ class Helper:
         import frida
 
         frida.shutdown()
+        self._wait_for_the_agent()
         return {"pause_ms": pause * 1e3, "free": free}
+
+    def _wait_for_the_agent(self, seconds: float = 5.0) -> None:
+        """Until it is unmapped: who attaches next must not meet one that is just leaving."""
+        deadline = time.monotonic() + seconds
+        while not self.shared and time.monotonic() < deadline and _agent_mapped(self.pid):
+            time.sleep(0.01)
 
     def _inside(self) -> int:
         return int(self.script.exports_sync.inside())

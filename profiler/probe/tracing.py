@@ -72,10 +72,10 @@ def _seize_all(stopped: Stopped, seized: set[int]) -> None:
 
 
 def _seize(pid: int, tid: int, seconds: float = 3.0) -> int:
-    """0, or the error. frida, in another thread of ours, may still be busy with the thread that carried it in."""
+    """0, or the error. frida may be at this thread for a moment, in a thread of ours or from within the target."""
     deadline = time.monotonic() + seconds
     while error := _ptrace(_SEIZE, tid):
-        if error != errno.EPERM or tracer_of(pid, tid) != os.getpid() or time.monotonic() > deadline:
+        if error != errno.EPERM or time.monotonic() > deadline:
             break
         time.sleep(0.002)
     return error
@@ -87,11 +87,12 @@ def consent(pid: int, tid: int) -> None:
     Asked before frida is: where ptrace is refused but /proc/PID/mem is not (a container's seccomp profile, another
     tracer), it would overwrite pthread_mutex_lock in the hope of catching a thread, and leave it overwritten.
     """
-    for other in threads_of(pid):
-        tracer = tracer_of(pid, other)
-        if tracer and tracer != os.getpid():
-            raise TracingRefused(f"process {pid} is already being traced by process {tracer} (a debugger?)")
-    error = _ptrace(_SEIZE, tid)
+    deadline = time.monotonic() + 1.5  # an agent that is just leaving may still be tracing from within
+    while tracers := {tracer_of(pid, other) for other in threads_of(pid)} - {0, os.getpid()}:
+        if time.monotonic() > deadline:
+            raise TracingRefused(f"process {pid} is already being traced by process {min(tracers)} (a debugger?)")
+        time.sleep(0.02)
+    error = _seize(pid, tid, 1.0)
     if error:
         raise PermissionError(error, os.strerror(error))
     stopped = Stopped(pid, began=time.monotonic())
