@@ -185,6 +185,21 @@ class Helper:
             self.detach({"seconds": 10.0})
 
 
+def _agent_mapped(pid: int) -> bool:
+    """Whether frida's agent, somebody's, is in the process."""
+    try:
+        return "frida-agent" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _agent_mapped(pid: int) -> bool:
+    try:
+        return "/memfd:frida-agent" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
 def _watch(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
