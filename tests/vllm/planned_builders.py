@@ -132,6 +132,8 @@ def differences(adapter, plan, theirs, ours):
 def _same(a, b, rule, field):
     if rule == "at_most":
         return b <= a or a in (0, 1)
+    if isinstance(b, list) and isinstance(a, torch.Tensor):
+        a = values(a).tolist()
     if not isinstance(a, torch.Tensor):
         return a == b
     if not isinstance(b, torch.Tensor) or b.dim() != a.dim():

@@ -15,8 +15,9 @@ class ExpandIndices:
     """vLLM's `_expand_page_indices_kernel`: one launch, and the indices it would write."""
 
     def __getitem__(self, grid):
-        def run(indices, block_table, row_stride, column_stride, indptr, **constants):
-            del row_stride, column_stride
+        def run(indices, block_table, row_stride, *rest, **constants):
+            del row_stride
+            indptr = rest[0] if isinstance(rest[0], torch.Tensor) else rest[1]  # 0.26 passes one stride, 0.32 two
             builders.AITER.card.launch(indices)
             hidden = (builders.AITER.card.on_host(tensor) for tensor in (indices, block_table, indptr))
             out, table, starts = (None if tensor is None else tensor.numpy() for tensor in hidden)
@@ -33,7 +34,9 @@ def install(monkeypatch, environment):
     """Stand-ins for what only an AMD card has. Inside `simulated_device()`."""
     builders.put_in_aiter(monkeypatch, environment.gfx, environment.num_cu)
     monkeypatch.setattr(mla_builder.upstream, "_expand_page_indices_kernel", ExpandIndices())
-    monkeypatch.setattr(mla_builder.upstream, "_gluon_mla_decode_supported", lambda: environment.gfx == "gfx950")
+    monkeypatch.setattr(
+        mla_builder.upstream, "_gluon_mla_decode_supported", lambda: environment.gfx == "gfx950", raising=False
+    )
     monkeypatch.setattr(fa_builder.upstream.rocm_aiter_ops, "is_shuffle_kv_cache_enabled", lambda: False)
 
 

