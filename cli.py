@@ -154,7 +154,12 @@ def profile(
 
 
 def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
-    from syncfree.backends.engine.demo import BUILDERS, run_demo
+    try:
+        from syncfree.backends.engine.demo import BUILDERS, run_demo
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"profile --demo: expected {error.name} (a CPU build of torch is enough): pip install torch"
+        ) from None
 
     names = list(BUILDERS) if builder == "both" else [builder]
     if any(name not in BUILDERS for name in names):

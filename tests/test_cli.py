@@ -139,6 +139,12 @@ def test_every_command_has_help_with_an_example(command):
     assert f"syncfree {command}" in " ".join(done.stdout.split())
 
 
+def test_the_demo_without_torch_says_what_is_missing():
+    code = "import sys; sys.modules['torch'] = None; from syncfree.cli import main; main(['profile', '--demo'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert "pip install torch" in one_line(done, 2)
+
+
 def test_python_cli_py_is_the_same_command():
     done = subprocess.run([sys.executable, "cli.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("syncfree ")
