@@ -186,14 +186,6 @@ class Helper:
 
 
 def _agent_mapped(pid: int) -> bool:
-    """Whether frida's agent, somebody's, is in the process."""
-    try:
-        return "frida-agent" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return False
-
-
-def _agent_mapped(pid: int) -> bool:
     try:
         return "/memfd:frida-agent" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
