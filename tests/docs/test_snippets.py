@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from snippets import PAGES, ROOT, Action, actions
 from syncfree import cli
 from syncfree.profiler.agent import sockets
 
+pytestmark = pytest.mark.timeout(900)
 NEEDS = ("a GPU", "a live vLLM", "a checkout", "a registry", "an engine")
 SECONDS = 250
 
@@ -95,6 +97,8 @@ class Page:
         assert action.argument in NEEDS, f"line {action.line}: needs: expected one of {NEEDS}"
         if action.language == "python":
             compile(action.text, f"line {action.line}", "exec")
+        if action.language == "toml":
+            tomllib.loads(action.text)
         for words in commands(action.text) if action.language == "bash" else ():
             parse(words, action.line)
 

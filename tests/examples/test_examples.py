@@ -11,6 +11,7 @@ import pytest
 from syncfree.profiler import Report
 from syncfree.profiler.agent import sockets
 
+pytestmark = pytest.mark.timeout(600)
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
