@@ -34,7 +34,10 @@ from .events import Decoder
 from .tracing import threads_of, tracer_of
 
 _SECONDS = 30.0  # more than any step of an attachment takes; beyond it the target is stuck
-_FIRST_SECONDS = 15.0
+# On two processors with twenty programs a vLLM worker was attached to after 29 s; taking the helper away from it after
+# 15 s, twice, ended the worker. So: later than any attachment that still got through.
+_FIRST_SECONDS = 60.0
+_ATTACH_SECONDS = 90.0
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -67,13 +70,13 @@ class Attachment:
         self.lingering = False  # a thread was still inside a hooked call when we left
         self._decoder: Decoder | None = None
         try:
-            answer = self._attach(carrier, min(_FIRST_SECONDS, seconds))
+            answer = self._attach(carrier, seconds if seconds < _SECONDS else _FIRST_SECONDS)
         except _Silence:
             # Seen once in some hundred attachments to an overloaded process: the agent is in, and frida waits for a
             # word of it that never comes. Nothing is hooked yet; another helper gets through.
             if self._carried():
                 raise
-            answer = self._attach(carrier, seconds)
+            answer = self._attach(carrier, seconds if seconds < _SECONDS else _ATTACH_SECONDS)
         self.libraries, self.has_python = answer["libraries"], answer["python"]
         self.attach_seconds: float = answer["seconds"]
 
