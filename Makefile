@@ -49,7 +49,8 @@ test-vllm: $(VLLM_VENV)/.ready
 # The long runs: BATCHES random batches through the planned builders (SEED: where an earlier run ended), 10,000 steps.
 BATCHES ?= 1000000
 SEED    ?= 0
-nightly: $(VLLM_VENV)/.ready
+nightly: $(VENV)/.ready $(VLLM_VENV)/.ready
+	$(BIN)/python bench/service.py --stress
 	$(VLLM_VENV)/bin/python tests/vllm/planned_sweep.py --batches $(BATCHES) --seed $(SEED)
 	SYNCFREE_PLANNED_ROUNDS=9 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm/test_planned_steps.py
 

@@ -11,7 +11,10 @@ TEXT = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
 OBJECTS = [
     kind
     for kind in vars(report).values()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == report.__name__
+    if isinstance(kind, type)
+    and issubclass(kind, msgspec.Struct)
+    and kind.__module__ == report.__name__
+    and not kind.__name__.startswith("_")
 ]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from syncfree import cli
 from syncfree.profiler.agent import sockets
 
 pytestmark = pytest.mark.timeout(900)
-NEEDS = ("a GPU", "a live vLLM", "a checkout", "a registry", "an engine")
+NEEDS = ("a GPU", "a live vLLM", "vLLM", "a checkout", "a registry", "an engine")
 SECONDS = 250
 
 
@@ -143,8 +144,27 @@ def parse(words: list[str], line: int) -> None:
 def test_a_page_does_what_it_says(page, tmp_path):
     todo = actions(page)
     with contextlib.closing(Page(tmp_path)) as running:
-        for action in todo:
-            running.do(action)
+        for before, action in zip([None, *todo], todo, strict=False):
+            if not (before and before.kind == "needs" and action.kind in ("output", "prints")):
+                running.do(action)
+
+
+VLLM_BLOCKS = [
+    pytest.param(actions(page), i, id=f"{page.stem}:{action.line}")
+    for page in PAGES
+    for i, action in enumerate(actions(page))
+    if action.kind == "needs" and action.argument == "vLLM"
+]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("page", "index"), VLLM_BLOCKS)
+def test_what_needs_vllm_is_run_where_it_is_installed(page, index, tmp_path):
+    pytest.importorskip("vllm")
+    running = Page(tmp_path)
+    running.do(replace(page[index], kind="run", argument=""))
+    if page[index + 1 :] and page[index + 1].kind in ("output", "prints"):
+        running.do(page[index + 1])
 
 
 def test_commands_are_found_in_bash():
