@@ -25,7 +25,7 @@ _WALL = 0x40000000
 _REGISTERS, _RIP, _RSP = 27, 16, 19
 _LATE_SECONDS = 0.02  # a thread in an uninterruptible wait of the kernel's is not waited for longer than this
 _LEAVE_SECONDS = 5.0
-_STOP_SECONDS = 2.0  # any other stops as soon as it gets a processor
+_STOP_SECONDS = 5.0  # any other stops as soon as it gets a processor
 
 
 class TracingRefused(Exception):
@@ -116,6 +116,7 @@ def tracer_of(pid: int, tid: int) -> int:
 
 def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
     """Whether `tid` has stopped (or ended) by `deadline`."""
+    patience = time.monotonic() + 0.002
     while True:
         try:
             got, status = os.waitpid(tid, os.WNOHANG | _WALL)
@@ -127,9 +128,10 @@ def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
                 stopped.signals[tid] = number if status >> 16 == 0 else 0  # a signal on its way is passed on
                 _read_registers(stopped, tid)
             return True
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             return False
-        time.sleep(0)
+        time.sleep(0 if now < patience else 0.0005)  # where processors are scarce, do not take the thread's own
 
 
 def _read_registers(stopped: Stopped, tid: int) -> bool:
@@ -195,6 +197,7 @@ def _collect(stopped: Stopped, tids: Iterable[int]) -> None:
             if state == "t" and _read_registers(stopped, tid):  # frida, in this process, has taken the news of it
                 stopped.signals[tid] = 0
                 break
+            _ptrace(_INTERRUPT, tid)
             if time.monotonic() > stopped.began + _STOP_SECONDS:
                 text = f"did not stop within {_STOP_SECONDS:g} s (state {state})"
                 raise TracingRefused(f"thread {tid} of process {stopped.pid} {text}")
