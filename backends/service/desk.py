@@ -44,7 +44,7 @@ from .protocol import (
 )
 
 _KNOWN_CLIENTS = 1024
-_KEPT_PLANNERS = 256
+_KEPT_PLANNERS = 128  # those of clients that went away are among them until others take their place
 _KEPT_PLAN_BYTES = 1024 * 1024  # a planner remembers its last plan; what is larger than this is not worth its memory
 _GATHERING = ("extend", "prefill")  # segments whose fields hold something for each token of context
 _LENGTHS = ("query_lens", "seq_lens", "prefill_lens", "cached_lens", "seq_lens_lower", "flag_lens")
