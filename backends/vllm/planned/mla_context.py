@@ -98,5 +98,5 @@ def read(context: Any, name: str) -> Any:
 def _joined(parts: list[Any]) -> Any:
     import torch
 
-    # On a GPU this is one launch, in shadow mode and for sampled builds only.
+    # On a GPU this is one launch, in shadow mode only.
     return torch.cat(parts) if len(parts) > 1 else parts[0]
