@@ -8,7 +8,7 @@ BIN     = $(VENV)/bin
 TORCH_CPU = torch==2.13.0
 JOBS   ?= auto
 
-.PHONY: demo test test-extras test-vllm nightly docs lint types bench clean
+.PHONY: demo test test-attach test-extras test-vllm nightly docs lint types bench clean
 
 $(VENV)/.core: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,7 +29,7 @@ demo: $(VENV)/.core
 	@$(BIN)/python cli.py profile --demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not vllm and not live and not slow"
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not vllm and not live and not slow and not attach"
 
 test-extras: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
@@ -44,7 +44,12 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/python -m pytest -q -m "vllm or live"
+	$(VLLM_VENV)/bin/python -m pytest -q -m "(vllm or live) and not attach"
+
+# Attaching to other processes: on an idle machine, one test at a time.
+test-attach: $(VENV)/.ready $(VLLM_VENV)/.ready
+	$(BIN)/python -m pytest -q -m "attach and not live"
+	$(VLLM_VENV)/bin/python -m pytest -q -m "attach and live"
 
 # The long runs: BATCHES random batches through the planned builders (SEED: where an earlier run ended), 10,000 steps.
 BATCHES ?= 1000000

@@ -14,6 +14,7 @@ from syncfree.profiler.probe.permission import why_not
 pytest.importorskip("vllm")
 
 pytestmark = [
+    pytest.mark.attach,
     pytest.mark.live,
     pytest.mark.timeout(900),
     pytest.mark.skipif(why_not() is not None, reason=f"SKIPPED LOUDLY: nothing can be attached to: {why_not()}"),

@@ -13,6 +13,8 @@ from syncfree.errors import Unreachable
 from syncfree.profiler.attach.processes import find_workers, read_process
 from syncfree.profiler.attach.visit import Visit, profile_pid
 
+pytestmark = pytest.mark.attach
+
 CLASSES = {"decode", "extend", "chunked_prefill", "causal_prefill"}
 
 

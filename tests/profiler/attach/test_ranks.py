@@ -13,6 +13,8 @@ from syncfree.backends.live import ENGINES
 from syncfree.profiler.attach.processes import find_workers
 from syncfree.profiler.attach.visit import profile_pid
 
+pytestmark = pytest.mark.attach
+
 HERE = Path(__file__).parent
 
 # As engines do: a parent that only keeps its workers; it ends with its standard input.

@@ -5,6 +5,8 @@ import os
 import pytest
 from syncfree.profiler.attach import rights
 
+pytestmark = pytest.mark.attach
+
 
 @pytest.fixture
 def world(monkeypatch, tmp_path):

@@ -13,6 +13,8 @@ from syncfree.profiler.probe import Attachment
 
 from .conftest import DOUBLES, compiled
 
+pytestmark = pytest.mark.attach
+
 
 class Busy:
     """busy.c: calls the driver from two threads without pause."""
