@@ -10,7 +10,7 @@ from collections import OrderedDict
 import msgspec
 
 from ... import __version__
-from ...planner.errors import SyncfreeError, Unreachable
+from ...errors import SyncfreeError, Unreachable
 from ..calls import Call
 from ..sites import blamed, is_foreign, source_line
 from ..windows import StepWindow

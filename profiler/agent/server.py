@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from ...planner.errors import SyncfreeError
+from ...errors import SyncfreeError
 from . import sockets
 from .desk import Desk
 from .protocol import MAX_REQUEST_BYTES

@@ -16,7 +16,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from ...planner.errors import BadInput, Unreachable
+from ...errors import BadInput, Unreachable
 
 DIRECTORY_VARIABLE = "SYNCFREE_SOCKET_DIR"
 PATH_LIMIT = 107  # sun_path holds 108 bytes with its end; one is left in hand
