@@ -7,25 +7,35 @@ import sys
 import pytest
 from syncfree.profiler.readers import read_traces
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+
+RECORD = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+for path in sys.argv[1:]:
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=3), with_stack=True
+    ) as p:
+        for i in range(5):
+            with record_function("execute_context_0(0)_generation_2(2)"), record_function(f"my part {i}"):
+                (torch.ones(64) + 1).sum().item()
+            p.step()
+    p.export_chrome_trace(path)
+"""
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Three profiler steps, in two files: plain, and packed by its name."""
-    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+    """Three profiler steps, in two files: plain, and packed by its name.
 
+    Recorded by a process of its own: with stacks torch.profiler visits every thread of its process, and one that an
+    earlier test left waiting would stop it for good.
+    """
     folder = tmp_path_factory.mktemp("torch")
     files = [folder / "trace.json", folder / "trace.json.gz"]
-    for path in files:
-        with profile(
-            activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=3), with_stack=True
-        ) as p:
-            for i in range(5):
-                with record_function("execute_context_0(0)_generation_2(2)"), record_function(f"my part {i}"):
-                    (torch.ones(64) + 1).sum().item()
-                p.step()
-        p.export_chrome_trace(str(path))
+    command = [sys.executable, "-c", RECORD, *map(str, files)]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
     return files
 
 
