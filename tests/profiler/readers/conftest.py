@@ -59,7 +59,7 @@ class Kineto:
     def write(self, name="trace.json", **dumps):
         path = self.folder / name
         data = self.text(**dumps).encode()
-        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
         return path
 
 

@@ -101,7 +101,7 @@ def document(own):
 
 def read(tmp_path, doc, **more):
     path = tmp_path / "r.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(doc).encode()))
+    path.write_bytes(gzip.compress(json.dumps(doc).encode(), mtime=0))
     return read_traces([path], **more)
 
 

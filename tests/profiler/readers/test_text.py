@@ -88,7 +88,11 @@ def test_what_has_no_end_is_not_opened(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "why"),
-    [(b"", "an empty file"), (gzip.compress(b"", mtime=0), "an empty file"), (gzip.compress(b"x", mtime=0)[:10], "ends at once")],
+    [
+        (b"", "an empty file"),
+        (gzip.compress(b"", mtime=0), "an empty file"),
+        (gzip.compress(b"x", mtime=0)[:10], "ends at once"),
+    ],
 )
 def test_no_head_says_why(tmp_path, data, why):
     with pytest.raises(BadInput, match=why):
