@@ -328,6 +328,7 @@ def diff(
     after: Annotated[Path, typer.Argument(help="The report that may have changed.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a pull request.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")] = None,
 ) -> None:
     """Compare two reports per class and source line: exit 1 where something got worse."""
     import msgspec
@@ -336,7 +337,12 @@ def diff(
     from syncfree.profiler.renderers.console import console
     from syncfree.profiler.renderers.diff import render_diff, render_markdown
 
-    difference = compare(Report.load(before), Report.load(after))
+    old, new = Report.load(before), Report.load(after)
+    difference = compare(old, new)
+    if html is not None:
+        from syncfree.profiler.renderers.diff_html import render_difference_html
+
+        _write_file(html, render_difference_html(difference, old, new).encode())
     if json:
         print(msgspec.json.encode(difference).decode())
     elif markdown:
