@@ -29,10 +29,10 @@ demo: $(VENV)/.core
 	@$(BIN)/python cli.py profile --demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --timeout 600 -m "not vllm and not live and not slow and not attach"
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) --timeout 600 -m "not vllm and not live and not slow and not attach"
 
 test-extras: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) -m slow
 
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
@@ -45,13 +45,13 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
 
 # The engine under every mode of the planner takes long: make nightly runs it.
 test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/python -m pytest -q --timeout 900 -m "(vllm or live) and not attach" \
+	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) --timeout 900 -m "(vllm or live) and not attach" \
 		--ignore tests/vllm/test_planned_steps.py
 
 # Attaching to other processes: on an idle machine, one test at a time.
 test-attach: $(VENV)/.ready $(VLLM_VENV)/.ready
-	$(BIN)/python -m pytest -q -m "attach and not live"
-	$(VLLM_VENV)/bin/python -m pytest -q -m "attach and live"
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -m "attach and not live"
+	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) -m "attach and live"
 
 # The long runs: BATCHES random batches through the planned builders (SEED: where an earlier run ended), 10,000 steps.
 BATCHES ?= 1000000
@@ -59,7 +59,7 @@ SEED    ?= 0
 nightly: $(VENV)/.ready $(VLLM_VENV)/.ready
 	$(BIN)/python bench/service.py --stress
 	$(VLLM_VENV)/bin/python tests/vllm/planned_sweep.py --batches $(BATCHES) --seed $(SEED)
-	SYNCFREE_PLANNED_ROUNDS=9 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm/test_planned_steps.py
+	SYNCFREE_PLANNED_ROUNDS=9 $(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) tests/vllm/test_planned_steps.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
