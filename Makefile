@@ -29,7 +29,8 @@ demo: $(VENV)/.core
 	@$(BIN)/python cli.py profile --demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) --timeout 300 --timeout-method thread -m "not vllm and not live and not slow and not attach"
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) --timeout 300 --timeout-method thread \
+		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true -m "not vllm and not live and not slow and not attach"
 
 test-extras: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) -m slow

@@ -89,7 +89,7 @@ def test_the_runtime_is_known_by_its_file_name(file, vendor):
     ],
 )
 def test_a_frame_is_the_users_by_the_same_rule_in_c(harness, file):
-    harness.harness_start(0)
+    assert harness.harness_start() == 0
     harness.harness_arena.restype = ctypes.c_void_p
     base = harness.harness_arena()
     for index, prefix in enumerate((*sites.OWN, sites.STDLIB)):
