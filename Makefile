@@ -28,9 +28,14 @@ $(VENV)/.ready: $(VENV)/.core
 demo: $(VENV)/.core
 	@$(BIN)/python cli.py profile --demo
 
+# A test that hangs, in native code with the GIL held too, ends its worker and not the run.
+PYTEST = -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) --timeout 300 --timeout-method thread \
+	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+
+# Tests that attach to other processes come after the rest: they want the cores to themselves.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) --timeout 300 --timeout-method thread \
-		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true -m "not vllm and not live and not slow and not attach"
+	$(BIN)/python $(PYTEST) -m "not vllm and not live and not slow and not attach"
+	$(BIN)/python $(PYTEST) -m "attach and not vllm and not live" tests/profiler
 
 test-extras: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -n $(JOBS) -m slow
@@ -49,9 +54,8 @@ test-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) --timeout 900 -m "(vllm or live) and not attach" \
 		--ignore tests/vllm/test_planned_steps.py
 
-# Attaching to other processes: on an idle machine, one test at a time.
 test-attach: $(VENV)/.ready $(VLLM_VENV)/.ready
-	$(BIN)/python -m pytest -q $(PYTEST_FLAGS) -m "attach and not live"
+	$(BIN)/python $(PYTEST) -m "attach and not vllm and not live" tests/profiler
 	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) -m "attach and live"
 
 # The long runs: BATCHES random batches through the planned builders (SEED: where an earlier run ended), 10,000 steps.

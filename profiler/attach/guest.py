@@ -135,12 +135,13 @@ def _settle(visit: Visit, engines: dict[str, str]) -> None:
         visit.agent, visit.resident = agent, True
         return
     found = [name for name in engines if name in sys.modules]
+    engine = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', 'unknown')}" for name in found) or None
+    # Before the first hook: a step that ends meanwhile would make an agent of its own, under the rank it knows.
+    visit.agent = ensure_agent(rank=_rank(), engine=engine)
     for name in found:
         ours = importlib.import_module(engines[name])
         if ours.register(attached=True):
             visit.hooked.append(engines[name])
-    engine = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', 'unknown')}" for name in found) or None
-    visit.agent = ensure_agent(rank=_rank(), engine=engine)
     visit.agent.ready.wait(10)
 
 

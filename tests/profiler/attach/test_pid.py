@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from syncfree.backends.live import ENGINES
@@ -221,9 +223,10 @@ def test_another_users_process_for_a_stranger(engine):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_root_profiles_another_users_process(start, own_sockets, fake_cuda, tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
-    fake_cuda.parent.chmod(0o755)
+    base = tmp_path_factory.getbasetemp()  # one deeper in a worker of xdist
+    for path in (folder, fake_cuda.parent, base, base.parent, base.parent.parent):
+        if path != Path(tempfile.gettempdir()):
+            path.chmod(0o755)
     where = {"SYNCFREE_SOCKET_DIR": str(folder / "agents"), "HOME": str(folder)}
     (folder / "agents").mkdir(mode=0o700)
     os.chown(folder / "agents", 65534, 65534)

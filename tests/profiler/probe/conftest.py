@@ -71,7 +71,7 @@ WITHOUT_ATTACHING = ("test_layout.py", "test_rule.py", "test_permission.py")
 
 
 def pytest_collection_modifyitems(items):
-    """What attaches runs apart: a worker that was attached to once was seen to hang later, in another test's torch."""
+    """What attaches runs apart, after the rest: it stops processes and wants the cores to itself."""
     for item in items:
         if item.path.parent == HERE_OF_PROBE and item.path.name not in WITHOUT_ATTACHING:
             item.add_marker(pytest.mark.attach)
