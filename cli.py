@@ -142,6 +142,7 @@ def profile(
     if sum(targets.values()) > 1:
         raise BadInput(f"profile: expected one target, got {' and '.join(name for name in targets if targets[name])}")
     wanted = _budget(fail_on, budget)
+    _check_outputs(json, html, perfetto, markdown)
     if demo:
         report = _profile_demo(builder, steps, json)
     else:
@@ -170,8 +171,10 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
             reports[name] = run_demo(name, steps=steps, progress=advance)
         _show(reports[name], title=f"embedded engine, {name} metadata")
     if json is not None and len(names) > 1:
-        other = json.with_name(f"{json.stem}.unplanned{json.suffix}")
-        _write_file(other, reports["unplanned"].to_json())
+        from syncfree.profiler.files import is_special
+
+        other = json if is_special(json) else json.with_name(f"{json.stem}.unplanned{json.suffix}")
+        _write_file(other, reports["unplanned"].to_json() + b"\n")
     return reports[names[-1]]
 
 
@@ -221,6 +224,7 @@ def trace(
     from syncfree.profiler.readers import nothing_measured, read_traces
 
     wanted = _budget(fail_on, budget)
+    _check_outputs(output, html, perfetto, markdown)
     named = step or "auto"
     report = read_traces(files, steps="none" if named == ["none"] else named)
     if json:
@@ -254,6 +258,21 @@ def _write_file(path: Path, data: bytes) -> None:
     write_whole(path, data)
 
 
+def _check_outputs(
+    json: Path | None = None, html: Path | None = None, perfetto: Path | None = None, markdown: Path | None = None
+) -> None:
+    """Before anything runs: what cannot be written must not cost a recording."""
+    from syncfree.profiler.files import check_writable
+
+    if html is not None:
+        from syncfree.profiler.renderers.page import require_plotly
+
+        require_plotly()
+    for path in (json, html, perfetto, markdown):
+        if path is not None:
+            check_writable(path)
+
+
 def _write(
     report: Report, json: Path | None, html: Path | None, perfetto: Path | None, markdown: Path | None = None
 ) -> None:
@@ -262,7 +281,7 @@ def _write(
 
         _write_file(markdown, render_markdown(report).encode())
     if json is not None:
-        _write_file(json, report.to_json())
+        _write_file(json, report.to_json() + b"\n")
     if html is not None:
         from syncfree.profiler.renderers.html import render_html
 
@@ -337,6 +356,7 @@ def diff(
     from syncfree.profiler.renderers.console import console
     from syncfree.profiler.renderers.diff import render_diff, render_markdown
 
+    _check_outputs(html=html)
     old, new = Report.load(before), Report.load(after)
     difference = compare(old, new)
     if html is not None:

@@ -162,3 +162,18 @@ def test_a_terminal_that_has_not_every_sign_gets_the_tables_all_the_same(tmp_pat
 def test_debug_shows_where():
     done = syncfree("--debug", "trace", "nowhere.json")
     assert "Traceback" in done.stderr
+
+
+def test_what_cannot_be_written_costs_no_work(tmp_path):
+    missing = tmp_path / "missing" / "r.html"
+    for command in (["profile", "--demo"], ["trace", tmp_path / "no-trace.json"], ["diff", "a.json", "b.json"]):
+        line = one_line(syncfree(*command, "--html", missing, cwd=tmp_path), 2)
+        assert line == f"syncfree: {missing}: cannot be written: No such file or directory"
+    hidden = "import importlib.resources as r, sys; found = r.files; "
+    hidden += "r.files = lambda name: found('no.such.package' if name == 'plotly' else name); "
+    hidden += (
+        "from syncfree.cli import main; sys.argv = ['syncfree', 'trace', 'no-trace.json', '--html', 'r.html']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "HTML needs plotly" in one_line(done, 2)
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 import msgspec
 
@@ -38,16 +39,33 @@ def page(title: str, body: Iterable[str], figures: Sequence[Figure]) -> str:
     )
 
 
+def require_plotly() -> None:
+    """Raises `SyncfreeError` if plotly is not installed: asked before work that is to end in a page."""
+    if not _plotly_file().is_file():
+        raise _missing()
+
+
 def _part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+def _plotly_file() -> Traversable:
     """plotly.js as the plotly package ships it; plotly itself, slow to import, is not needed."""
     try:
-        return files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise SyncfreeError("HTML needs plotly: pip install 'syncfree[html]'") from error
+        return files("plotly").joinpath("package_data", "plotly.min.js")
+    except ModuleNotFoundError as error:
+        raise _missing() from error
+
+
+def _plotly() -> str:
+    try:
+        return _plotly_file().read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise _missing() from error
+
+
+def _missing() -> SyncfreeError:
+    return SyncfreeError("HTML needs plotly: pip install 'syncfree[html]'")
 
 
 def _embedded(data: object) -> str:
