@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from syncfree import __version__
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from syncfree.profiler import Report
     from syncfree.profiler.budget import Budget
+    from syncfree.profiler.renderers.outputs import Outputs
     from syncfree.profiler.renderers.progress import Advance
 
 app = typer.Typer(
@@ -50,6 +51,15 @@ def options(
 
 
 SECONDS_DEFAULT = 10.0
+Sockets = Annotated[
+    list[Path] | None,
+    typer.Option("--socket", help="A worker's agent socket; repeat for several. Without any target: all found here."),
+]
+Pids = Annotated[
+    list[int] | None,
+    typer.Option("--pid", min=1, help="A running server without syncfree in it: its workers are attached to."),
+]
+Collectors = Annotated[str, typer.Option("--collectors", help="auto, or names: probe, kineto, simulated.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the report (syncfree.report/1) to this file.")]
 FailOn = Annotated[
     list[str] | None, typer.Option("--fail-on", help="CLASS:FIGURE=LIMIT, e.g. decode:syncs=0. Exceeded: exit 1.")
@@ -108,18 +118,12 @@ def plan(
 @app.command(
     epilog="Examples: [bold]syncfree profile --demo[/], "
     "[bold]syncfree profile --socket /run/user/0/syncfree/4242-0.sock --seconds 10 --json r.json[/], "
-    "[bold]syncfree profile --pid 4242[/]"
+    "[bold]syncfree profile --pid 4242[/], [bold]syncfree profile --pid 4242 --steps 50 --verify[/]"
 )
 def profile(
     demo: Annotated[bool, typer.Option("--demo", help="Profile the embedded engine, with both builders.")] = False,
-    socket: Annotated[
-        list[Path] | None,
-        typer.Option("--socket", help="A worker's agent socket; repeat for several. Without any target: all found."),
-    ] = None,
-    pid: Annotated[
-        list[int] | None,
-        typer.Option("--pid", min=1, help="A running server without syncfree in it: its workers are attached to."),
-    ] = None,
+    socket: Sockets = None,
+    pid: Pids = None,
     url: Annotated[
         str | None,
         typer.Option("--url", help="A vLLM server: by our endpoint in it (SYNCFREE_TOKEN), else by its own traces."),
@@ -129,7 +133,11 @@ def profile(
         float | None, typer.Option("--seconds", min=0.01, help="Stop after so many seconds (default 10).")
     ] = None,
     builder: Annotated[str, typer.Option("--builder", help="Demo only: both, unplanned or planned.")] = "both",
-    collectors: Annotated[str, typer.Option("--collectors", help="auto, or names: probe, kineto, simulated.")] = "auto",
+    collectors: Collectors = "auto",
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Count with probe and kineto: exit 1 where they differ, 4 if unable."),
+    ] = False,
     json: Json = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")] = None,
     perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write tracks for ui.perfetto.dev.")] = None,
@@ -138,20 +146,29 @@ def profile(
     budget: BudgetFile = None,
 ) -> None:
     """Count syncs, copies and launches per step and batch class, of the demo engine or of a live server."""
-    targets = {"--demo": demo, "--socket": bool(socket), "--pid": bool(pid), "--url": url is not None}
-    if sum(targets.values()) > 1:
-        raise BadInput(f"profile: expected one target, got {' and '.join(name for name in targets if targets[name])}")
+    _one_target("profile", demo, socket, pid, url)
+    if verify and (demo or collectors != "auto"):
+        other = "--demo, whose device is simulated" if demo else f"--collectors {collectors}"
+        raise BadInput(f"profile: --verify: expected a live target and its own choice of collectors, got {other}")
     wanted = _budget(fail_on, budget)
-    _check_outputs(json, html, perfetto, markdown)
+    outputs = _outputs(json, html, perfetto, markdown)
     if demo:
         report = _profile_demo(builder, steps, json)
     else:
         if steps is None and seconds is None:
             seconds = SECONDS_DEFAULT
-        report = _profile_live(socket, pid, url, steps, seconds, collectors)
+        report = _profile_live(socket, pid, url, steps, seconds, collectors, verify)
         _show(report)
-    _write(report, json, html, perfetto, markdown)
+    outputs.write(report)
+    if verify:
+        _verified(report)
     _gate(report, wanted)
+
+
+def _one_target(command: str, demo: bool, sockets: list[Path] | None, pids: list[int] | None, url: str | None) -> None:
+    targets = {"--demo": demo, "--socket": bool(sockets), "--pid": bool(pids), "--url": url is not None}
+    if sum(targets.values()) > 1:
+        raise BadInput(f"{command}: expected one target, got {' and '.join(name for name in targets if targets[name])}")
 
 
 def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
@@ -171,10 +188,10 @@ def _profile_demo(builder: str, steps: int | None, json: Path | None) -> Report:
             reports[name] = run_demo(name, steps=steps, progress=advance)
         _show(reports[name], title=f"embedded engine, {name} metadata")
     if json is not None and len(names) > 1:
-        from syncfree.profiler.files import is_special
+        from syncfree.profiler.files import is_special, write_whole
 
         other = json if is_special(json) else json.with_name(f"{json.stem}.unplanned{json.suffix}")
-        _write_file(other, reports["unplanned"].to_json() + b"\n")
+        write_whole(other, reports["unplanned"].to_json() + b"\n")
     return reports[names[-1]]
 
 
@@ -185,21 +202,47 @@ def _profile_live(
     steps: int | None,
     seconds: float | None,
     collectors: str,
+    verify: bool,
 ) -> Report:
     from syncfree.backends.live import profile_live
-    from syncfree.profiler.agent.client import profile_socket
+    from syncfree.profiler.collectors.base import CannotCount
     from syncfree.profiler.devices.telemetry import Sampler
+    from syncfree.profiler.verify import VERIFYING
 
     text = "recording " + (", ".join(str(path) for path in paths) if paths else "every agent found here")
     text = f"recording {url}" if url else f"recording the workers of {', '.join(map(str, pids))}" if pids else text
-    with _progress(text, steps, seconds) as advance, Sampler() as sampler:
-        wanted: dict[str, Any] = {"steps": steps, "seconds": seconds, "collectors": collectors, "progress": advance}
-        if not pids and url is None:
-            report = profile_socket(paths or None, **wanted)
-        else:
-            report = profile_live(pids=pids or (), url=url, **wanted)
+    try:
+        with _progress(text, steps, seconds) as advance, Sampler() as sampler:
+            report = profile_live(
+                paths=paths or (),
+                pids=pids or (),
+                url=url,
+                steps=steps,
+                seconds=seconds,
+                collectors=VERIFYING if verify else collectors,
+                progress=advance,
+            )
+    except CannotCount as error:
+        if verify:
+            raise NothingMeasured(f"probe and kineto could not be compared: {error}") from error
+        raise
     report.telemetry = report.telemetry or sampler.result()
     return report
+
+
+def _verified(report: Report) -> None:
+    """Print what two collectors tell of the same steps; exit 1 where they differ, 4 where that cannot be told."""
+    from syncfree.profiler.renderers.console import console
+    from syncfree.profiler.renderers.verification import render_verification
+    from syncfree.profiler.verify import outcome
+
+    for table in render_verification(report):
+        console().print(table)
+    found = outcome(report)
+    if found.exit_code:
+        print(f"syncfree: {found.text}", file=sys.stderr)
+        raise typer.Exit(found.exit_code)
+    console().print(found.text)
 
 
 @app.command(
@@ -224,7 +267,7 @@ def trace(
     from syncfree.profiler.readers import nothing_measured, read_traces
 
     wanted = _budget(fail_on, budget)
-    _check_outputs(output, html, perfetto, markdown)
+    outputs = _outputs(output, html, perfetto, markdown)
     named = step or "auto"
     report = read_traces(files, steps="none" if named == ["none"] else named)
     if json:
@@ -232,7 +275,7 @@ def trace(
         sys.stdout.buffer.flush()
     else:
         _show(report)
-    _write(report, output, html, perfetto, markdown)
+    outputs.write(report)
     reason = nothing_measured(report)
     if reason is not None:
         raise NothingMeasured(reason)
@@ -252,44 +295,12 @@ def _show(report: Report, title: str | None = None) -> None:
     console().print(render_report(report, title))
 
 
-def _write_file(path: Path, data: bytes) -> None:
-    from syncfree.profiler.files import write_whole
-
-    write_whole(path, data)
-
-
-def _check_outputs(
+def _outputs(
     json: Path | None = None, html: Path | None = None, perfetto: Path | None = None, markdown: Path | None = None
-) -> None:
-    """Before anything runs: what cannot be written must not cost a recording."""
-    from syncfree.profiler.files import check_writable
+) -> Outputs:
+    from syncfree.profiler.renderers.outputs import Outputs
 
-    if html is not None:
-        from syncfree.profiler.renderers.page import require_plotly
-
-        require_plotly()
-    for path in (json, html, perfetto, markdown):
-        if path is not None:
-            check_writable(path)
-
-
-def _write(
-    report: Report, json: Path | None, html: Path | None, perfetto: Path | None, markdown: Path | None = None
-) -> None:
-    if markdown is not None:
-        from syncfree.profiler.renderers.markdown import render_markdown
-
-        _write_file(markdown, render_markdown(report).encode())
-    if json is not None:
-        _write_file(json, report.to_json() + b"\n")
-    if html is not None:
-        from syncfree.profiler.renderers.html import render_html
-
-        _write_file(html, render_html(report).encode())
-    if perfetto is not None:
-        from syncfree.profiler.renderers.perfetto import render_perfetto
-
-        _write_file(perfetto, render_perfetto(report))
+    return Outputs(json=json, html=html, perfetto=perfetto, markdown=markdown)
 
 
 def _budget(fail_on: list[str] | None, file: Path | None) -> Budget | None:
@@ -356,13 +367,14 @@ def diff(
     from syncfree.profiler.renderers.console import console
     from syncfree.profiler.renderers.diff import render_diff, render_markdown
 
-    _check_outputs(html=html)
+    _outputs(html=html)
     old, new = Report.load(before), Report.load(after)
     difference = compare(old, new)
     if html is not None:
+        from syncfree.profiler.files import write_whole
         from syncfree.profiler.renderers.diff_html import render_difference_html
 
-        _write_file(html, render_difference_html(difference, old, new).encode())
+        write_whole(html, render_difference_html(difference, old, new).encode())
     if json:
         print(msgspec.json.encode(difference).decode())
     elif markdown:
@@ -374,31 +386,32 @@ def diff(
         raise typer.Exit(difference.exit_code)
 
 
-Sockets = Annotated[
-    list[Path] | None,
-    typer.Option("--socket", help="A worker's agent socket; repeat for several. Without it: all that are found."),
-]
-
-
 @app.command(
     epilog="Examples: [bold]syncfree watch[/] (every rank found here), "
+    "[bold]syncfree watch --pid 4242[/] (nothing prepared in that server), "
+    "[bold]SYNCFREE_TOKEN=secret syncfree watch --url http://localhost:8000[/], "
     "[bold]syncfree watch --socket /run/user/0/syncfree/4242-0.sock --prometheus 9464[/]"
 )
 def watch(
     socket: Sockets = None,
+    pid: Pids = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="A vLLM server with our endpoint in it (SYNCFREE_TOKEN).")
+    ] = None,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two views.")] = 2.0,
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="End after so many seconds.")] = None,
     prometheus: Annotated[
         int | None, typer.Option("--prometheus", min=0, max=65535, help="Also serve metrics on 127.0.0.1:PORT.")
     ] = None,
-    collectors: Annotated[str, typer.Option("--collectors", help="auto, or names: probe, kineto, simulated.")] = "auto",
+    collectors: Collectors = "auto",
 ) -> None:
     """A live view of one or many ranks: syncs, launches and step times per batch class, and the lines that wait."""
     from contextlib import ExitStack, closing
 
-    from syncfree.profiler.agent.client import watch_socket
+    from syncfree.backends.live import watch_live
     from syncfree.profiler.renderers.live import show_live
 
+    _one_target("watch", False, socket, pid, url)
     with ExitStack() as stack:
         observe = None
         if prometheus is not None:
@@ -409,7 +422,7 @@ def watch(
             exporter.sampler = stack.enter_context(Sampler())
             observe = exporter.observe
             print(f"metrics: http://127.0.0.1:{exporter.port}/metrics", file=sys.stderr)
-        reports = watch_socket(socket or None, interval=interval, collectors=collectors)
+        reports = watch_live(paths=socket or (), pids=pid or (), url=url, interval=interval, collectors=collectors)
         show_live(stack.enter_context(closing(reports)), seconds, observe)
 
 

@@ -39,6 +39,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         telemetry=_telemetry(reports),
         run_ahead=_run_ahead([report.run_ahead for report in reports]),
         timeline=sorted((span for r in reports for span in r.timeline), key=lambda span: span.start_us),
+        verification=[item for report in reports for item in report.verification],
         notes=[note for report in reports for note in report.notes],
     )
 

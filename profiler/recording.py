@@ -22,9 +22,10 @@ class Recording(msgspec.Struct, kw_only=True):
 
     def build(self) -> Report:
         """The report of this recording; where several collectors counted, its notes tell whether they agree."""
-        from .verify import differences
+        from .verify import compare
 
         report = build_report(self.steps, self.evidence, self.source, self.notes, threads=self.threads)
-        report.notes += differences(self.steps, self.evidence)
+        report.verification, told = compare(self.steps, self.evidence)
+        report.notes += told
         report.planner = self.planner
         return report

@@ -207,6 +207,30 @@ class Span(msgspec.Struct, kw_only=True):
     detail: str = ""  # of a wait: its kind
 
 
+class Compared(msgspec.Struct, kw_only=True):
+    """One figure as two collectors tell it: sums over the `steps` in which both know it, `differ` of which differ."""
+
+    name: str
+    steps: int = 0
+    differ: int = 0
+    left: int = 0
+    right: int = 0
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """Two collectors on the same steps of one rank (`profile --verify`)."""
+
+    left: str
+    right: str
+    rank: int = 0
+    figures: list[Compared] = msgspec.field(default_factory=list)
+    doubt: str = ""  # why one of them may have missed calls: a difference then proves nothing
+
+    @property
+    def differ(self) -> int:
+        return sum(figure.differ for figure in self.figures)
+
+
 class Note(msgspec.Struct, kw_only=True):
     kind: str  # hazard, blind, partial, disabled, hint, input...
     text: str
@@ -230,6 +254,7 @@ class Report(msgspec.Struct, kw_only=True):
     telemetry: dict[str, Any] = msgspec.field(default_factory=dict)
     run_ahead: RunAhead = msgspec.field(default_factory=RunAhead)
     timeline: list[Span] = msgspec.field(default_factory=list)
+    verification: list[Comparison] = msgspec.field(default_factory=list)
     notes: list[Note] = msgspec.field(default_factory=list)
 
     def to_json(self) -> bytes:

@@ -24,7 +24,7 @@ ANSWER_SECONDS = 300.0  # stop_profile answers once the files are written
 WRITTEN_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _FILES = "*.pt.trace.json*"
-_MEND = "restart it with VLLM_PLUGINS=syncfree and SYNCFREE_TOKEN set, or profile it by --pid"
+MEND = "restart it with VLLM_PLUGINS=syncfree and SYNCFREE_TOKEN set, or profile it by --pid"
 
 
 class Profiling(NamedTuple):
@@ -53,7 +53,7 @@ def profile_traced(
     try:
         post(f"{url}/start_profile", json.dumps(body).encode(), headers, ANSWER_SECONDS)
     except NoPlugin:
-        raise Unreachable(f"{url}: has neither syncfree's endpoint nor /start_profile: {_MEND}") from None
+        raise Unreachable(f"{url}: has neither syncfree's endpoint nor /start_profile: {MEND}") from None
     interrupted = False
     try:
         _wait(lambda: _written(folder) - before, steps, seconds, progress)
@@ -95,10 +95,10 @@ def _written(folder: Path) -> set[Path]:
 def _folder(url: str) -> Path:
     server = listening(url)
     if server is None:
-        raise Unreachable(f"{url}: has no syncfree endpoint, and its trace files are not on this machine: {_MEND}")
+        raise Unreachable(f"{url}: has no syncfree endpoint, and its trace files are not on this machine: {MEND}")
     told = profiling_of(server)
     if told.folder is None:
-        raise Unreachable(f"{url}: has no syncfree endpoint, and its command line names no trace folder: {_MEND}")
+        raise Unreachable(f"{url}: has no syncfree endpoint, and its command line names no trace folder: {MEND}")
     if told.with_stack:
         how = "--profiler-config.torch_profiler_with_stack false"
         raise Unreachable(f"{url}: its profiler would record Python stacks, which stops it for minutes: use {how}")

@@ -16,6 +16,7 @@ import zmq
 
 from ... import __version__
 from ...errors import BadInput, Unreachable
+from ..collectors.base import CannotCount
 from . import sockets
 from .protocol import (
     MAX_REPLY_BYTES,
@@ -128,6 +129,8 @@ class Connection:
             return Unreachable(f"{self.where}: expected another reply, got {type(reply).__name__}")
         if reply.code == "input":
             return BadInput(reply.reason)
+        if reply.code == "collector":
+            return CannotCount(f"{self.where}: {reply.reason}")
         return Unreachable(f"{self.where}: refused: {reply.reason}")
 
     def _send(self, data: bytes) -> None:

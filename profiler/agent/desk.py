@@ -12,6 +12,7 @@ import msgspec
 from ... import __version__
 from ...errors import SyncfreeError, Unreachable
 from ..calls import Call
+from ..collectors.base import CannotCount
 from ..sites import blamed, is_foreign, source_line
 from ..windows import StepWindow
 from .protocol import (
@@ -76,6 +77,7 @@ class Desk:
             reply = self._reply(client, request)
         except SyncfreeError as error:
             code = "unavailable" if isinstance(error, Unreachable) else "input"
+            code = "collector" if isinstance(error, CannotCount) else code
             reply = Refused(id=request.id, code=code, reason=_line(error))
         except Exception as error:  # noqa: BLE001 - a client's message must never end the agent
             logger.warning("syncfree: a request failed: %s", _line(error))
@@ -164,6 +166,7 @@ class Desk:
             seconds=session.seconds,
             classes=dict(session.classes),
             error=session.error,
+            cannot_count=session.cannot_count,
         )
         if head and session.recording is not None:
             state.head = head_of(session.recording)

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from ...errors import SyncfreeError, Unreachable
 from ..calls import Call
+from ..collectors.base import CannotCount
 from ..ranks import join
 from ..recording import Recording
 from ..report import Note, Report
@@ -94,7 +95,8 @@ class Target:
         return self.session
 
     def _failure(self) -> Unreachable:
-        return Unreachable(f"{self.connection.where}: the recording failed in the server: {self.state.error}")
+        kind = CannotCount if self.state.cannot_count else Unreachable
+        return kind(f"{self.connection.where}: the recording failed in the server: {self.state.error}")
 
     def _bring(self, session: str) -> Recording:
         recording = self.state.head

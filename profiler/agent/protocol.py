@@ -117,13 +117,17 @@ class Started(Reply, kw_only=True):
 
 
 class State(Reply, kw_only=True):
-    """`state`: recording, stopping, stopped or failed (then `error`). `classes`: steps so far by batch class."""
+    """`state`: recording, stopping, stopped or failed (then `error`; `cannot_count`: a collector cannot work there).
+
+    `classes`: steps so far by batch class.
+    """
 
     state: str
     steps: int = 0
     seconds: float = 0.0
     classes: dict[str, int] = msgspec.field(default_factory=dict)
     error: str | None = None
+    cannot_count: bool = False
     head: Recording | None = None  # once stopped or taken: everything but steps and calls, which are fetched in parts
     sizes: list[int] = msgspec.field(default_factory=list)  # items of each section
 
@@ -143,7 +147,7 @@ class Done(Reply, kw_only=True):
 
 
 class Refused(Reply, kw_only=True):
-    """`code`: busy, protocol, session, input, unavailable or malformed."""
+    """`code`: busy, protocol, session, input, collector, unavailable or malformed."""
 
     code: str
     reason: str

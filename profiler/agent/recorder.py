@@ -13,9 +13,9 @@ import threading
 import time
 from typing import Any, Protocol
 
-from ...errors import BadInput
+from ...errors import BadInput, Unreachable
 from ..collectors import choose
-from ..collectors.base import Collector
+from ..collectors.base import CannotCount, Collector
 from ..recording import Recording
 from ..report import Note, PlannerFigures
 from ..session import Profiler
@@ -57,6 +57,7 @@ class Session:
         self.ended: float | None = None
         self.classes: dict[str, int] = {}
         self.error: str | None = None
+        self.cannot_count = False  # the error is that a collector cannot work here
         self.recording: Recording | None = None  # what may be fetched: the whole once it ended, or the part taken last
         self._profiler = profiler
         self._notes = notes
@@ -127,7 +128,10 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """A collector raised: the recording is over, the host program goes on."""
         with self._lock:
-            self.error = self.error or f"{type(error).__name__}: {error}".splitlines()[0]
+            if self.error is None:
+                self.cannot_count = isinstance(error, Unreachable)
+                told = str(error) if self.cannot_count else f"{type(error).__name__}: {error}"
+                self.error = told.splitlines()[0]
             self._window, self._closing = None, True
 
     # ------------------------------------------------------- the agent's thread
@@ -302,12 +306,18 @@ class Recorder:
     # ------------------------------------------------------- the agent's thread
 
     def start(self, collectors: str = "auto", steps: int | None = None) -> Session:
-        """Begin a recording. Raises `BadInput`, or `Unreachable` where a collector cannot work here."""
+        """Begin a recording. Raises `BadInput`, or `CannotCount` where a collector cannot work here."""
         chosen, notes = choose(collectors)
         bound = any(getattr(collector, "thread_bound", False) for collector in chosen)
         profiler = self._profiler(chosen)
-        if not bound:
-            profiler.start()
+        try:
+            for collector in chosen:
+                if hasattr(collector, "check"):
+                    collector.check()
+            if not bound:
+                profiler.start()
+        except Unreachable as error:
+            raise CannotCount(str(error)) from error
         session = Session(profiler, notes, steps, bound, self.planner)
         self.session = session
         return session

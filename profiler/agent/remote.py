@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 
 from ..report import Report
-from .client import Advance, profile_socket
+from .client import Advance, profile_socket, watch_socket
 from .relay import Relay, RelayedConnection
 
 
@@ -18,6 +19,14 @@ def profile_url(
     progress: Advance | None = None,
 ) -> Report:
     """As `client.profile_socket`, through the endpoint of a server that has our plugin. Raises `NoPlugin` without."""
+    return profile_socket(_workers(url), steps=steps, seconds=seconds, collectors=collectors, progress=progress)
+
+
+def watch_url(url: str, *, interval: float = 1.0, collectors: str = "auto") -> Generator[Report, None, None]:
+    """As `client.watch_socket`, through the endpoint of a server that has our plugin. Raises `NoPlugin` without."""
+    yield from watch_socket(_workers(url), interval=interval, collectors=collectors)
+
+
+def _workers(url: str) -> list[partial[RelayedConnection]]:
     relay = Relay(url)
-    connect = [partial(RelayedConnection, relay, worker) for worker in relay.workers]
-    return profile_socket(connect, steps=steps, seconds=seconds, collectors=collectors, progress=progress)
+    return [partial(RelayedConnection, relay, worker) for worker in relay.workers]

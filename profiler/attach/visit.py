@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import Unreachable
 from ..agent import sockets
-from ..agent.client import Advance, profile_socket
+from ..agent.client import Advance, profile_socket, watch_socket
 from ..probe.attach import Attachment
 from ..report import Note, Report
 from . import bundle
@@ -191,25 +191,69 @@ def profile_pid(
     `engines` as for `Visit`; the rest as `agent.client.profile_socket`, and raises like it. `arrived` is called with
     the names of the workers once all were attached to.
     """
-    given = [pids] if isinstance(pids, int) else pids
-    workers = list({worker.pid: worker for pid in given for worker in find_workers(pid)}.values())
-    listening = {a.pid: a.path for a in sockets.discover()}
-    paths = [listening[w.pid] for w in workers if w.pid in listening]
     with contextlib.ExitStack() as stack:
-        visits = _visit_all(stack, [w for w in workers if w.pid not in listening], engines)
-        stepping = [v for v in visits if v.engines] or visits
+        there = _Company(stack, pids, engines)
         if arrived is not None:
-            arrived([w.label for w in workers])
+            arrived(there.labels)
         report = profile_socket(
-            [*paths, *(v.path for v in stepping)],
+            there.paths,
             steps=steps,
             seconds=seconds,
             collectors=collectors,
             progress=progress,
-            totals_suffice=not any(v.engines for v in visits) and not paths,
+            totals_suffice=not there.stepping,
         )
-        _remark(report, stepping)
+        there.remark(report)
+        report.notes += there.notes
     return report
+
+
+def watch_pid(
+    pids: int | Sequence[int], engines: Mapping[str, str], *, interval: float = 1.0, collectors: str = "auto"
+) -> Generator[Report, None, None]:
+    """A report of each `interval` seconds of the same workers, without an end; all is taken out when it is closed.
+
+    What attaching cost stands in the first one's notes.
+    """
+    with contextlib.ExitStack() as stack:
+        there = _Company(stack, pids, engines)
+        reports = watch_socket(there.paths, interval=interval, collectors=collectors)
+        notes = there.notes
+        for report in stack.enter_context(contextlib.closing(reports)):
+            there.remark(report)
+            report.notes += notes
+            notes = []
+            yield report
+
+
+class _Company:
+    """All workers at or below some processes, each visited unless it has an agent of its own.
+
+    `paths`: the sockets to record through. `stepping`: whether any of them has steps to tell.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, pids: int | Sequence[int], engines: Mapping[str, str]) -> None:
+        given = [pids] if isinstance(pids, int) else pids
+        workers = list({worker.pid: worker for pid in given for worker in find_workers(pid)}.values())
+        listening = {a.pid: a.path for a in sockets.discover()}
+        own = [listening[w.pid] for w in workers if w.pid in listening]
+        visits = _visit_all(stack, [w for w in workers if w.pid not in listening], engines)
+        self.labels = [w.label for w in workers]
+        self.stepping = bool(own) or any(v.engines for v in visits)
+        self._visits = [v for v in visits if v.engines] or visits
+        self.paths = [*own, *(v.path for v in self._visits)]
+        self.notes = [note for visit in self._visits for note in visit.notes]
+
+    def remark(self, report: Report) -> None:
+        """Say of the visited what its figures do not."""
+        for visit in self._visits:
+            if not visit.engines:
+                text = f"{visit.name} runs no engine that syncfree knows: there are totals, no steps"
+                report.notes.append(Note(kind="attach", text=text))
+            if not visit.attached:
+                report.source.partial = True
+                text = f"the probe's helper for {visit.name} died: calls after that were not counted"
+                report.notes.append(Note(kind="partial", text=text))
 
 
 def _visit_all(stack: contextlib.ExitStack, workers: list[Process], engines: Mapping[str, str]) -> list[Visit]:
@@ -229,15 +273,3 @@ def _visit_all(stack: contextlib.ExitStack, workers: list[Process], engines: Map
     if refused:
         raise refused[0]
     return visits
-
-
-def _remark(report: Report, visits: list[Visit]) -> None:
-    for visit in visits:
-        report.notes += visit.notes
-        if not visit.engines:
-            text = f"{visit.name} runs no engine that syncfree knows: there are totals, no steps"
-            report.notes.append(Note(kind="attach", text=text))
-        if not visit.attached:
-            report.source.partial = True
-            text = f"the probe's helper for {visit.name} died: calls after that were not counted"
-            report.notes.append(Note(kind="partial", text=text))

@@ -10,10 +10,15 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from ...errors import Unreachable
 from ..calls import Call
 
 # The figure groups of a report that a collector may be able to tell; a group nobody sees is null.
 GROUPS = frozenset({"syncs", "maybe", "copies", "bytes", "launches", "captured", "blocked", "kernels", "host_ops"})
+
+
+class CannotCount(Unreachable):
+    """A collector cannot work in this process; the text says which and why."""
 
 
 class Counters(msgspec.Struct, kw_only=True, gc=False):

@@ -45,6 +45,10 @@ class KinetoCollector:
         self._profile: Any = None
         self._notes: list[Note] = []
 
+    def check(self) -> None:
+        """Raises `Unreachable` where it is known before the start that it cannot work here."""
+        self._activities()
+
     def start(self) -> None:
         import torch
         from torch.profiler import profile

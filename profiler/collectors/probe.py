@@ -203,7 +203,7 @@ class ProbeCollector:
         if died:
             self._note("partial", "its helper process died; calls after that were not counted")
         if dropped:
-            self._note("partial", f"{dropped} syncs were counted but their source lines were not kept", dropped)
+            self._note("blind", f"{dropped} syncs were counted but their source lines were not kept", dropped)
         if lost:
             self._note("partial", f"{lost} calls of threads beyond the first {layout.MAX_THREADS} not counted", lost)
         polls = layout.word(peek, "polls")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..report import ClassFigures, GraphLaunches, Report, Site
+from ..report import ClassFigures, Comparison, GraphLaunches, Report, Site
 from .figures import figures_of, site_label
 from .markdown import duration, number, spread
 from .page import Cell, chart, number_cell, page, section, table
@@ -25,6 +25,7 @@ def render_html(report: Report, title: str = "syncfree report") -> str:
         *(chart(figure) for figure in figures),
         section("Where the host waits", _sites(report)),
         section("Graph launches", _graphs(report.run_ahead.graph_launches)) if report.run_ahead.graph_launches else "",
+        *(section(f"{c.left} beside {c.right}, rank {c.rank}", _comparison(c)) for c in report.verification),
         section("Totals", _totals(report)),
         section("Notes", _notes(report)) if report.notes or report.source.blind_spots else "",
     ]
@@ -139,6 +140,15 @@ def _graphs(groups: Sequence[GraphLaunches]) -> str:
             ]
         )
     return table(head, rows)
+
+
+def _comparison(item: Comparison) -> str:
+    head = [("figure", ""), *((name, "number") for name in ("steps", item.left, item.right, "steps that differ"))]
+    rows = [
+        [(escape(f.name), ""), *(number_cell(f"{n:,}") for n in (f.steps, f.left, f.right, f.differ))]
+        for f in item.figures
+    ]
+    return table(head, rows) + (f'<p class="caption">{escape(item.doubt)}</p>' if item.doubt else "")
 
 
 def _totals(report: Report) -> str:

@@ -5,7 +5,8 @@ from syncfree.profiler.apis import lookup
 from syncfree.profiler.calls import Call, Direction
 from syncfree.profiler.collectors.base import Counters
 from syncfree.profiler.recording import Recording
-from syncfree.profiler.verify import SHOWN, differences
+from syncfree.profiler.report import Compared, Comparison, Note, Report, Source, Step
+from syncfree.profiler.verify import SHOWN, compare, outcome
 from syncfree.profiler.windows import StepWindow
 
 
@@ -37,7 +38,7 @@ def counting(windows, launches=2):
 def test_agreement_is_said_once():
     windows = steps(3)
     evidence = [counting(windows), Evidence(name="kineto", calls=calls(3))]
-    (note,) = differences(windows, evidence)
+    _, (note,) = compare(windows, evidence)
     assert (note.kind, note.text.split(":")[0]) == ("verify", "probe and kineto agree on all 3 steps")
     assert "syncs, d2h copies" in note.text
 
@@ -45,14 +46,14 @@ def test_agreement_is_said_once():
 def test_a_difference_names_step_figure_and_both_values():
     windows = steps(2)
     evidence = [counting(windows, launches=3), Evidence(name="kineto", calls=calls(2))]
-    texts = [note.text for note in differences(windows, evidence)]
+    texts = [note.text for note in compare(windows, evidence)[1]]
     assert texts == [f"step {k} (decode): kernel launches: probe 3, kineto 2" for k in (0, 1)]
 
 
 def test_many_differences_are_summed_up():
     windows = steps(20)
     evidence = [counting(windows, launches=3), Evidence(name="kineto", calls=calls(20))]
-    notes = differences(windows, evidence)
+    _, notes = compare(windows, evidence)
     assert len(notes) == SHOWN + 1
     assert notes[-1].text == f"probe and kineto differ in {20 - SHOWN} more figures"
 
@@ -60,13 +61,45 @@ def test_many_differences_are_summed_up():
 def test_a_figure_that_one_does_not_know_is_left_out():
     windows = steps(1)
     blind = Evidence(name="gpu_trace", sees=frozenset({"syncs"}), calls=calls(1))
-    (note,) = differences(windows, [counting(windows, launches=9), blind])
+    _, (note,) = compare(windows, [counting(windows, launches=9), blind])
     assert note.text == "probe and gpu_trace agree on all 1 steps: syncs"
 
 
 def test_one_collector_is_not_compared_and_a_recording_tells_of_two():
     windows = steps(1)
     probe = counting(windows)
-    assert differences(windows, [probe]) == []
+    assert compare(windows, [probe]) == ([], [])
     report = Recording(steps=windows, evidence=[probe, Evidence(name="kineto", calls=calls(1))]).build()
     assert [note.kind for note in report.notes] == ["verify"]
+    assert [(item.left, item.right, item.differ) for item in report.verification] == [("probe", "kineto", 0)]
+
+
+def compared(rank=0, differ=0, **about):
+    figures = [Compared(name="syncs", steps=5, differ=differ, left=5, right=5 - differ)]
+    return Comparison(left="probe", right="kineto", rank=rank, figures=figures, **about)
+
+
+def report_of(*comparisons, ranks=1, notes=()):
+    steps = [Step(rank=rank, index=k) for rank in range(ranks) for k in range(5)]
+    source = Source(ranks=list(range(ranks)), collectors=["probe", "kineto"])
+    return Report(source=source, steps=steps, verification=list(comparisons), notes=list(notes))
+
+
+def test_what_a_comparison_proves():
+    assert outcome(report_of(compared())) == (0, "probe and kineto agree on all 5 steps")
+    assert outcome(report_of(compared(differ=2))) == (1, "probe and kineto differ: syncs (5 steps compared)")
+    doubted = outcome(report_of(compared(differ=2, doubt="probe: its helper process died")))
+    assert (doubted.exit_code, "its helper process died" in doubted.text) == (4, True)
+    assert outcome(report_of(compared(doubt="probe: its helper process died"))).exit_code == 0
+    blind = Note(kind="collector", text="torch.profiler delivered no runtime calls")
+    assert outcome(report_of(notes=[blind])) == (4, f"probe and kineto could not be compared: {blind.text}")
+    assert outcome(report_of(Comparison(left="probe", right="kineto"))).exit_code == 4
+    assert outcome(report_of(Comparison(left="probe", right="gpu_trace", figures=compared().figures))).exit_code == 4
+
+
+def test_every_rank_has_to_be_compared_and_a_difference_outweighs_the_rest():
+    assert outcome(report_of(compared(0), compared(1), ranks=2)).exit_code == 0
+    lacking = outcome(report_of(compared(0), ranks=2))
+    assert (lacking.exit_code, "rank 1" in lacking.text) == (4, True)
+    differ = outcome(report_of(compared(1, differ=1), ranks=3))
+    assert differ == (1, "probe and kineto differ on rank 1: syncs (5 steps compared)")

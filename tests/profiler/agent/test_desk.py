@@ -274,7 +274,7 @@ def collector(monkeypatch):
 def test_a_collector_that_cannot_work_is_a_refusal_with_its_reason(desk, recorder, collector):
     collector(Broken("start"))
     reply = ask(desk, protocol.Start(id=4))
-    assert (reply.code, reply.reason) == ("unavailable", "collector broken: not here")
+    assert (reply.code, reply.reason) == ("collector", "collector broken: not here")
     assert recorder.session is None
 
 

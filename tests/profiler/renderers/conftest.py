@@ -6,6 +6,8 @@ import pytest
 from syncfree.profiler.readers import read_traces
 from syncfree.profiler.report import (
     ClassFigures,
+    Compared,
+    Comparison,
     Distribution,
     GraphLaunches,
     LeadPoint,
@@ -94,6 +96,14 @@ def full():
         timeline=[
             Span(kind="phase", name="forward", start_us=5e12 + 10, duration_us=500.0, rank=0, step=0),
             Span(kind="sync", name=EVIL, start_us=5e12 + 20, duration_us=30.0, rank=1, step=0, detail="d2h"),
+        ],
+        verification=[
+            Comparison(
+                left="probe",
+                right="kineto",
+                doubt=EVIL,
+                figures=[Compared(name=EVIL, steps=3, differ=1, left=4, right=5)],
+            )
         ],
         notes=[Note(kind="hazard", text=EVIL, file=EVIL, line=3)],
     )
