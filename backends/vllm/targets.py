@@ -15,7 +15,16 @@ from typing import Any
 
 from .imports import Hook
 from .mail import METHOD, exchange
-from .watch import wrap_allowed, wrap_context, wrap_execute, wrap_forward, wrap_output, wrap_phase, wrap_sample
+from .watch import (
+    wrap_allowed,
+    wrap_context,
+    wrap_execute,
+    wrap_forward,
+    wrap_output,
+    wrap_phase,
+    wrap_ready,
+    wrap_sample,
+)
 
 Wrap = Callable[[Any], Any]
 
@@ -93,6 +102,7 @@ _runner_v1 = _methods(
     "GPUModelRunner",
     {"execute_model": wrap_execute, "sample_tokens": wrap_sample},
     {
+        "initialize_kv_cache": wrap_ready,
         "_prepare_inputs": _phase("build"),
         "_get_slot_mappings": _phase("build"),
         "_build_attention_metadata": _phase("build"),
@@ -105,6 +115,7 @@ _runner_v2 = _methods(
     "GPUModelRunner",
     {"execute_model": wrap_execute, "sample_tokens": wrap_sample},
     {
+        "initialize_kv_cache": wrap_ready,
         "prepare_inputs": _phase("build"),
         "prepare_attn": _phase("build"),
         "pool": wrap_sample,

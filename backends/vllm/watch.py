@@ -1,4 +1,4 @@
-"""The hooks themselves: one watch a process, begun at its first `execute_model`.
+"""The hooks themselves. The agent starts when a worker has its KV cache, the watch with its first `execute_model`.
 
 While nobody records, a step costs a few attribute tests, plus the table of prefill lengths where requests come or go
 (cached rows carry no prompt length, so it must have seen them arrive). Whatever goes wrong in here switches the hooks
@@ -147,6 +147,22 @@ def _end(watch: Watch) -> None:
 
 
 # ------------------------------------------------------------------- wrapping
+
+
+def wrap_ready(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`initialize_kv_cache`: from here on a worker can be found, also by who comes before its first request."""
+
+    @functools.wraps(original)
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if _off is None:
+            try:
+                start_agent(self)
+            except Exception as error:  # noqa: BLE001 - the server must not notice
+                _switch_off(error)
+        return result
+
+    return _marked(initialize_kv_cache)
 
 
 def wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:

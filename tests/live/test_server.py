@@ -36,11 +36,10 @@ def answers(server):
 
 @pytest.fixture(scope="module")
 def agent(server):
-    """The socket of the server's one worker; the agent starts with the first step."""
+    """The socket of the server's one worker, there before any request, and the first answers."""
+    found = sorted(server.agents.glob("*.sock"))
     first = answers(server)
-    until = time.monotonic() + 60
-    while not (found := sorted(server.agents.glob("*.sock"))) and time.monotonic() < until:
-        time.sleep(0.1)
+    assert sorted(server.agents.glob("*.sock")) == found
     assert len(found) == 1
     return found[0], first
 

@@ -193,6 +193,24 @@ def test_model_runner_v2_its_forward_context_and_its_decode_length():
     assert [p.name for p in only.phases] == ["build", "build", "forward", "sample", "output", "sample", "output"]
 
 
+@pytest.mark.parametrize("module", [V1, V2])
+def test_a_worker_can_be_found_before_its_first_request(module, runner, tmp_path):
+    from syncfree.profiler.agent import current_agent, sockets
+
+    assert sockets.discover() == []
+    assert sys.modules[module].GPUModelRunner().initialize_kv_cache({}) == "cache"
+    assert current_agent().ready.wait(30)
+    assert [address.pid for address in sockets.discover()] == [os.getpid()]
+
+
+def test_a_worker_without_an_agent_has_its_cache_all_the_same(runner, caplog, monkeypatch):
+    monkeypatch.setattr(watch, "start_agent", lambda runner: 1 / 0)
+    with caplog.at_level(logging.WARNING, "syncfree"):
+        assert runner.initialize_kv_cache({}) == "cache"
+        assert step(runner, PROMPT) == "tokens"
+    assert ["ZeroDivisionError" in r.message for r in caplog.records] == [True]
+
+
 def test_registering_before_and_after_the_import_and_twice_wraps_once(tmp_path):
     register()
     fake_vllm.install()
