@@ -142,7 +142,8 @@ class Backend:
     those of its segments (cache writes); every one that holds is taken, their `segment` is only a title. `never_read`:
     fields that upstream fills, or filled in releases before, and that no kernel on any route reads, with the reason.
     `check`: refuses environments and limits it cannot serve, once, before any batch. `heads`: head counts as launched,
-    the fields of `plan.Heads`, given the step. `padding_cuts`: see `Batch.segments`.
+    the fields of `plan.Heads`, given the step. `padding_cuts`: see `Batch.segments`. `routes_by_length`: a route's `when`
+    looks at sequence lengths, so that every step chooses anew.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Backend:
     check: Callable[[Environment, Limits], None] | None = None
     heads: Callable[[Step], Mapping[str, int]] | None = None
     padding_cuts: Callable[[Environment], bool] | None = None
+    routes_by_length: bool = False
 
     def __post_init__(self) -> None:
         """A declaration that cannot be right fails when its file is imported, not at the first batch."""

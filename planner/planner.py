@@ -107,7 +107,12 @@ class Planner:
             self._last = _Kept(plan, layout, inputs, settings, _lengths(batch))
         elif last.lengths != (lengths := _lengths(batch)):
             step = Step(batch, {s.name: s for s in segments}, self.environment, self.limits)
-            self._last = _Kept(self._refreshed(last, step), last.layout, inputs, settings, lengths)
+            layout = self._layout(step) if self.backend.routes_by_length else last.layout
+            if layout is last.layout:
+                plan = self._refreshed(last, step)
+            else:
+                plan = self._declared(step, found, layout, reorder and order is not None, order)
+            self._last = _Kept(plan, layout, inputs, settings, lengths)
         assert self._last is not None
         return self._last.plan
 

@@ -1,0 +1,139 @@
+"""Which MLA decode kernel is chosen: the recorded timings of an H200 replayed, and what a plan says of it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from syncfree.backends import mla_decode_times as times
+from syncfree.backends.triton_mla_routes import BACKEND
+from syncfree.planner import Batch, Environment, Limits, Planner, schedules
+from syncfree.planner.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = Environment(num_cu=132, kv_dtype="bf16")
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fit = load(ROOT / "bench" / "gpu" / "fit_times.py")
+RECORDED = json.loads((ROOT / times.measured().source).read_text())
+
+
+@pytest.mark.parametrize(
+    "row", RECORDED["timing"]["rows"], ids=lambda r: f"{r['lengths']}-{r['heads']}-{r['query_len']}"
+)
+def test_the_choice_is_within_3_percent_of_the_best_kernel_timed(row):
+    [(name, kernel, regret)] = fit.regrets([row], times.measured())
+    assert regret <= 0.03, f"{name}: {kernel} is {regret:.1%} slower than the best"
+
+
+def test_the_data_name_their_device_and_the_run_they_come_from():
+    data = times.measured()
+    assert data.device.startswith(RECORDED["device"])
+    assert RECORDED["triton"] in data.device
+
+
+def test_the_model_is_near_the_timings_of_kernels_that_a_choice_comes_near():
+    errors = []
+    for row in RECORDED["timing"]["rows"]:
+        shape = fit.shape_of(row, 132)
+        best = min(*row["fixed_us"].values(), row["persistent_us"])
+        errors.append(times.persistent_us(shape) / row["persistent_us"] - 1)
+        near = {int(s): us for s, us in row["fixed_us"].items() if us < 1.3 * best}
+        errors += [times.fixed_us(shape, splits) / us - 1 for splits, us in near.items()]
+    assert len(errors) > 100
+    assert np.abs(errors).max() < 0.2
+    assert np.sqrt(np.mean(np.square(errors))) < 0.04
+
+
+def plan_of(planner, seq_lens, query_len=1):
+    rows = [query_len] * len(seq_lens)
+    return planner.plan(Batch.from_lengths(rows, seq_lens, decode_threshold=4, is_prefilling=[False] * len(rows)))
+
+
+ALIKE, RAGGED = [4096] * 32, [65536] + [1024] * 31
+
+
+def test_requests_that_are_alike_are_split_evenly_and_read_no_schedule():
+    plan = plan_of(Planner(BACKEND, H200), ALIKE)
+    assert plan.routes == {"decode": "fixed_split_decode + reduce_splits"}
+    assert plan["decode.num_splits"].value == 8  # the best of those that were timed
+    assert plan["decode.pool_lse"].shape == (8 * 32, 16)
+    assert "following a schedule" in plan.skipped["decode.work_info"]
+    assert plan.cost.syncs == 0
+
+
+def test_one_long_request_among_short_ones_follows_a_schedule():
+    plan = plan_of(Planner(BACKEND, H200), RAGGED)
+    assert plan.routes == {"decode": "scan_tiles + emit_works + persistent_decode + reduce_partials"}
+    assert plan["decode.work_indptr"].shape == (133,)
+    assert "than fixed splits" in plan.skipped["decode.num_splits"]
+
+
+def test_the_buffers_hold_the_schedule_of_the_workgroups_they_are_sized_for():
+    environment, limits = H200, Limits(num_heads=128, max_num_seqs=32)
+    plan = plan_of(Planner(BACKEND, environment, limits), RAGGED)
+    kv = np.concatenate([[0], np.cumsum(RAGGED)])
+    # 128 heads are two blocks of packed rows: two programs an item, so half as many workgroups
+    made = schedules.mla_decode(
+        range(33), kv, num_heads=128, num_cu=66, gfx="gfx950", q_dtype="bf16", kv_dtype="bf16", max_seqlen_qo=1
+    )
+    assert plan["decode.work_indptr"].shape == made.work_indptr.shape
+    for name in ("work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"):
+        assert plan[f"decode.{name}"].shape[0] >= len(getattr(made, name))
+
+
+def test_a_step_on_which_only_lengths_moved_chooses_anew():
+    planner = Planner(BACKEND, H200)
+    first = plan_of(planner, ALIKE)
+    assert plan_of(planner, RAGGED).routes != first.routes
+    assert plan_of(planner, ALIKE).routes == first.routes
+    longer = plan_of(planner, [8192] * 32)
+    assert longer.routes == first.routes
+    assert longer["decode.num_splits"].value in times.SPLITS
+
+
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4])
+def test_every_shape_has_a_route(gfx, heads, query_len):
+    environment = Environment(gfx=gfx, num_cu=304, kv_dtype="bf16")
+    rng = np.random.default_rng(heads * query_len)
+    for batch in (1, 3, 64, 256):
+        lens = rng.integers(query_len, 40_000, batch).tolist()
+        plan = plan_of(Planner(BACKEND, environment, Limits(num_heads=heads)), lens, query_len)
+        fields = {name.partition(".")[2] for name in plan.fields}
+        assert ("num_splits" in fields) != ("work_info" in fields)
+        assert plan["decode.pool_lse"].shape[0] >= 1
+
+
+def test_bounds_of_lengths_are_enough_to_choose():
+    batch = Batch.from_lengths([1] * 2, [5000, 70], is_prefilling=[False] * 2, seq_lens_lower=[4990, 60])
+    plan = Planner(BACKEND, H200).plan(batch)
+    assert plan.routes == plan_of(Planner(BACKEND, H200), [5000, 70]).routes
+
+
+def test_requests_without_kv_cost_little_and_do_no_harm():
+    empty = times.Shape(np.zeros(4, np.int32), 1, 16, 132)
+    assert times.choose(empty).us > 0
+    with_padding = np.array([4096] * 32 + [0] * 224)
+    alone = times.choose(times.Shape(with_padding[:32], 1, 16, 132))
+    assert alone.us < times.choose(times.Shape(with_padding, 1, 16, 132)).us < 2 * alone.us
+
+
+def test_what_the_kernels_do_not_serve_is_refused():
+    with pytest.raises(BadInput, match="kv_dtype: expected bf16 or fp16 for syncfree_mla"):
+        Planner(BACKEND, Environment())
+    with pytest.raises(BadInput, match="num_heads: expected a multiple of 16"):
+        Planner(BACKEND, H200, Limits(num_heads=8))
+    with pytest.raises(BadInput, match="prefill segment: these kernels decode only"):
+        Planner(BACKEND, H200).plan(Batch.from_lengths([40], [40], is_prefilling=[True]))
+    with pytest.raises(BadInput, match="heads: expected >= 1, got 0"):
+        times.choose(times.Shape(np.array([5]), 1, 0, 132))
