@@ -125,7 +125,7 @@ def test_killing_the_client_in_the_middle_leaves_the_server_serving(server, agen
             out, _ = load.communicate(timeout=300)
             assert load.returncode == 0, out
             wait_for(lambda: not watcher.health().recording)  # the lease of the dead client has ended
-        profile = server.profile("--socket", str(agent[0]), "--seconds", "1")
+        profile = server.profile("--socket", str(agent[0]), "--steps", "3")
         _, err = profile.communicate(timeout=120)
     assert profile.returncode == 0, err
 
