@@ -26,6 +26,7 @@ def _torch() -> Any:
 
 def _register(torch: Any) -> None:
     """Register the backend behind the device; a process can do that once, and it stays registered."""
+    from .backward import guard
     from .tensor import BACKEND, STATE
 
     if STATE.cpp_device is not None:
@@ -62,7 +63,7 @@ def _register(torch: Any) -> None:
         manual_seed_all = staticmethod(lambda seed: None)
         _is_in_bad_fork = staticmethod(lambda: False)
 
-    torch.utils.backend_registration._setup_privateuseone_for_python_backend(BACKEND, Module(), Hooks())
+    torch.utils.backend_registration._setup_privateuseone_for_python_backend(BACKEND, Module(), Hooks(), guard())
     STATE.cpp_device = torch.device(BACKEND, 0)
 
 
@@ -75,7 +76,7 @@ def opened() -> Iterator[Any]:
             raise RuntimeError("simulated device: one is already open in this process; they cannot be nested")
         _register(torch)
         RECORDER.device_open = True
-    from . import torch_api, triton_stub
+    from . import backward, torch_api, triton_stub
     from .memory import Allocator, PinnedMemory
     from .modes import modes
     from .patches import Patches, install
@@ -89,6 +90,7 @@ def opened() -> Iterator[Any]:
     try:
         install(patches)
         triton_stub.install(patches)
+        backward.install(patches)
         compile_again = torch_api.install(patches)
         with modes():
             yield DEVICE

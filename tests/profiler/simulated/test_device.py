@@ -20,6 +20,8 @@ WATCHED = [
     torch.cuda.graphs,
     torch.cuda.nvtx,
     torch.accelerator,
+    torch.autograd,
+    torch.autograd.graph,
     torch.nested,
     torch.utils.dlpack,
     torch.amp.autocast_mode.autocast,
