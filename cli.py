@@ -423,7 +423,8 @@ def watch(
             observe = exporter.observe
             print(f"metrics: http://127.0.0.1:{exporter.port}/metrics", file=sys.stderr)
         reports = watch_live(paths=socket or (), pids=pid or (), url=url, interval=interval, collectors=collectors)
-        show_live(stack.enter_context(closing(reports)), seconds, observe)
+        waiting = f"attaching to the workers of {', '.join(map(str, pid))}" if pid else "waiting for the first steps"
+        show_live(stack.enter_context(closing(reports)), seconds, observe, waiting)
 
 
 @app.command(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from syncfree.backends.live import profile_live
+from syncfree.backends.live import profile_live, watch_live
 from syncfree.backends.vllm import mail, traced
 from syncfree.backends.vllm.endpoint import Endpoint, Refused
 from syncfree.errors import BadInput, Unreachable
@@ -115,6 +115,20 @@ def test_a_recording_by_url(url, stepping):
     report = profile_url(url, steps=25)
     assert len(report.steps) >= 25
     assert report.classes["decode"].steps == len(report.steps)
+
+
+def test_a_live_view_by_url_shows_every_step_once_and_lets_go(url, stepping):
+    view = watch_live(url=url, interval=0.3)
+    steps = [step.index for report in (next(view), next(view), next(view)) for step in report.steps]
+    view.close()
+    assert steps == list(range(len(steps)))
+    assert len(steps) > 10
+    assert profile_url(url, steps=3).steps  # nobody records any more
+
+
+def test_a_live_view_needs_the_endpoint(serve):
+    with pytest.raises(Unreachable, match=r"has no syncfree endpoint, which a live view needs: restart it with"):
+        next(watch_live(url=serve(None)))
 
 
 def test_two_clients_at_once_do_not_get_each_others_replies(url, stepping):

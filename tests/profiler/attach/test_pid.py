@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from syncfree.backends.live import ENGINES
+from syncfree.backends.live import ENGINES, watch_live
 from syncfree.errors import Unreachable
 from syncfree.profiler.attach.processes import find_workers, read_process
 from syncfree.profiler.attach.visit import Visit, profile_pid
@@ -141,6 +141,33 @@ def test_a_server_that_dies_is_exit_3_in_one_line(start, profile, fake_cuda):
     code, out, err = finished(client)
     assert (code, out) == (3, "")
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_live_view_counts_every_step_and_leaves_nothing(engine, own_sockets, agents):
+    view = watch_live(pids=[engine.pid], interval=0.5)
+    reports = [next(view) for _ in range(3)]
+    assert engine.told()["wrapped"]
+    view.close()
+    steps = [step for report in reports for step in report.steps]
+    assert [step.index for step in steps] == list(range(len(steps)))
+    assert {step.syncs.total for step in steps} == {1}
+    attached = [[note for note in report.notes if note.kind == "attach"] for report in reports]
+    assert [len(notes) for notes in attached] == [1, 0, 0]
+    assert not engine.told()["wrapped"]
+    assert list(agents.iterdir()) == []
+
+
+def test_an_interrupted_live_view_ends_well_and_leaves_nothing(engine, tmp_path, agents):
+    command = [sys.executable, "-m", "syncfree.cli", "watch", "--pid", str(engine.pid), "--interval", "0.5"]
+    environment = {**os.environ, "SYNCFREE_SOCKET_DIR": str(tmp_path / "elsewhere")}
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    shown = [client.stdout.readline() for _ in range(3)]
+    assert any("steps in" in line for line in shown)
+    client.send_signal(signal.SIGINT)
+    code, _, err = finished(client)
+    assert (code, err) == (0, "")
+    assert not engine.told()["wrapped"]
+    assert list(agents.iterdir()) == []
 
 
 def test_a_process_without_an_engine_gives_totals(start, own_sockets, fake_cuda):
