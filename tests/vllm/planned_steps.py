@@ -33,6 +33,7 @@ def watch_steps():
             SEEN["steps"] += 1
             cached = scheduler_output.scheduled_cached_reqs
             SEEN["resumed"] += len(cached.resumed_req_ids)
+            SEEN["preempted"] += len(scheduler_output.preempted_req_ids or ())
             SEEN["prefix_hits"] += sum(r.num_computed_tokens > 0 for r in scheduler_output.scheduled_new_reqs)
             tokens = scheduler_output.num_scheduled_tokens
             ongoing = zip(cached.req_ids, cached.num_output_tokens, strict=True)
@@ -173,7 +174,7 @@ def main():
     result = {
         "mode": TALLY.mode,
         "tokens": tokens.hexdigest(),
-        "seen": SEEN,
+        "seen": dict(SEEN),
         "planned": TALLY.planned,
         "compared": TALLY.compared,
         "mismatches": TALLY.mismatches,

@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3000)]
+ROUNDS = int(os.environ.get("SYNCFREE_PLANNED_ROUNDS", "1"))  # about 1,180 steps each: 9 make 10,000 of every mode
+STEPS = 1_112 * ROUNDS
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1_500 * (1 + ROUNDS))]
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -20,8 +23,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",  # a tiny model: more threads only wait for each other
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-ROUNDS = int(os.environ.get("SYNCFREE_PLANNED_ROUNDS", "1"))  # about 1,180 steps each
+KINDS = ("chunks", "prefix_hits", "preempted", "resumed")
 RUNS = {"off": [], "control": [], "shadow": ["--inspect"], "on": ["--inspect"]}
 
 
@@ -40,7 +45,7 @@ def engine(tmp_path_factory):
             capture_output=True,
             text=True,
             check=False,
-            timeout=2800,
+            timeout=600 * (1 + ROUNDS),
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout.splitlines()[-1])
@@ -63,21 +68,23 @@ def test_tokens_are_the_same_in_every_mode(results):
 
 
 def test_the_steps_have_chunks_prefix_hits_preemptions_and_resumes(results):
+    print({name: result["seen"] for name, result in results.items()})
     for result in results.values():
-        assert result["seen"]["steps"] > 1_000 * ROUNDS
-        assert min(result["seen"][name] for name in ("chunks", "prefix_hits", "resumed")) >= 3 * ROUNDS
+        assert result["seen"]["steps"] >= STEPS
+        assert min(result["seen"].get(name, 0) for name in KINDS) >= 3 * ROUNDS
+        assert result["seen"] == results["off"]["seen"], "the modes were served different steps"
 
 
 def test_shadow_compares_every_step_and_finds_nothing(results):
     shadow = results["shadow"]
-    assert shadow["compared"] == shadow["seen"]["steps"] - shadow["report"]["steps"]
+    assert shadow["compared"] == shadow["seen"]["steps"]
     assert (shadow["mismatches"], shadow["first_mismatch"], shadow["fallbacks"]) == (0, None, {})
     assert shadow["planned"] == 0
 
 
 def test_on_serves_every_step(results):
     on = results["on"]
-    assert on["planned"] == on["seen"]["steps"] - on["report"]["steps"]
+    assert on["planned"] == on["seen"]["steps"]
     assert on["fallbacks"] == {}
 
 
