@@ -31,8 +31,8 @@ def render_markdown(report: Report, title: str = "syncfree report") -> str:
             parts.append("\n".join(f"- {escaped(hint)}" for hint in hints))
     for item in report.verification:
         parts.append(f"### {escaped(item.left)} beside {escaped(item.right)}, rank {item.rank}")
-        head = ("figure", "steps", item.left, item.right, "steps that differ")
-        parts.append(table(head, [(f.name, *map(str, (f.steps, f.left, f.right, f.differ))) for f in item.figures]))
+        names = ("figure", "steps", item.left, item.right, "steps that differ")
+        parts.append(table(names, [(f.name, *map(str, (f.steps, f.left, f.right, f.differ))) for f in item.figures]))
     parts += _totals(report)
     if report.notes:
         parts.append("### Notes")
