@@ -117,7 +117,16 @@ def test_a_free_waits_unless_the_device_was_seen_idle():
         assert profiler.report.totals.api["cudaFree"] == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed here")
+@pytest.fixture
+def no_triton(monkeypatch):
+    """As on a machine where it is not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else find(name, *rest))
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("no_triton")
 def test_without_triton_a_kernel_is_counted_and_not_run():
     assert "triton" not in sys.modules
     with simulated_device() as device:
