@@ -144,7 +144,7 @@ def test_without_triton_a_kernel_is_counted_and_not_run():
             add_one[lambda meta: (4,)](x, 1000, BLOCK=256)
         with pytest.raises(RuntimeError, match="Cannot call"):
             add_one(x, 1000)
-    assert "triton" not in sys.modules
+    assert sys.modules.get("triton") is not triton
     assert profiler.report.steps[0].launches.kernels == 2
     assert profiler.report.totals.api == {"cuLaunchKernelEx": 2}
     [*notes] = profiler.report.notes
