@@ -17,17 +17,13 @@ from ..planner.backend import Backend, Field, Maker, Route, Step
 from ..planner.environment import Environment, Limits
 from . import mla_decode as decode
 from . import mla_kernels as kernels
-from .mla_context import EvenChunks, PackedChunks, even_chunks, packed_chunks, prefill_query_start_loc
+from . import mla_prefill as prefill
+from .mla_context import prefill_query_start_loc
 
 FP8_QUERY_TILE = 256  # query rows of one tile of the FP8 prefill kernel
 FP8_KV_UNIT = 128
 
 # ---------------------------------------------------------------- values
-
-
-def _longest_query(step: Step) -> int:
-    """Upstream hands a prefill the longest query of the whole batch, and so do we: kernels need a bound only."""
-    return step.batch.max_query_len
 
 
 def fp8_schedule(step: Step) -> schedules.WorkSchedule:
@@ -46,7 +42,7 @@ def fp8_schedule(step: Step) -> schedules.WorkSchedule:
 
 def _fp8_heads(step: Step) -> int:
     heads = step.limits.num_heads
-    return heads if _is_026(step) else decode.padded_heads(heads)
+    return heads if prefill.is_026(step) else decode.padded_heads(heads)
 
 
 def heads(step: Step) -> Mapping[str, int]:
@@ -60,25 +56,6 @@ def heads(step: Step) -> Mapping[str, int]:
 
 
 # ---------------------------------------------------------------- conditions
-
-
-def _is_026(step: Step) -> bool:
-    return step.environment.release == (0, 26)
-
-
-def _continues(step: Step) -> bool:
-    """Whether a live row of the prefill segment continues a sequence."""
-    rows = step.rows("prefill")
-    computed = step.batch.computed_lens[rows]
-    return bool(computed.any()) and bool(computed[step.batch.query_lens[rows] > 0].any())
-
-
-def _has_context(step: Step) -> bool:
-    return step.once(_continues)
-
-
-def _is_sharded(step: Step) -> bool:
-    return step.environment.dcp_world_size > 1
 
 
 def _has_fp8_cache(step: Step) -> bool:
@@ -98,7 +75,7 @@ def _fp8_refusal(step: Step) -> str | None:
         return "the KV cache is not FP8: the prefill runs flash_attn_varlen_func"
     if environment.dtype != "bf16":
         return f"the FP8 prefill kernel writes bf16 through a raw pointer, the model runs in {environment.dtype}"
-    if _has_context(step):
+    if prefill.has_context(step):
         return "the segment has context: new tokens and context are merged in two passes, neither of them FP8"
     return None
 
@@ -139,23 +116,6 @@ def _min_kv_unread(step: Step) -> str:
     if step.once(decode.serving) is decode.Kernel.GLUON:
         return "vLLM hands mla_gluon a bound for draft blocks only; one token a row keeps the default of one split"
     return "only mla_gluon chooses its number of splits by a shortest sequence"
-
-
-def _chunks_unread(version: str = "", of_shard: bool = False) -> Maker:
-    """For a field of one vLLM version's layout (or of both), of the rank's shard (or of the whole context)."""
-
-    def reason(step: Step) -> str:
-        if not _has_context(step):
-            return "no row of this prefill segment has context"
-        if version and not step.environment.vllm.startswith(version):
-            return f"vLLM {step.environment.vllm} cuts contexts differently and has no such field"
-        if not _is_sharded(step):
-            return "without decode context parallelism a rank gathers whole contexts"
-        if of_shard:
-            return "cp_gather_cache takes no map of tokens; only the gather of an FP8 cache does"
-        return "under decode context parallelism a rank gathers its shard"
-
-    return reason
 
 
 # ---------------------------------------------------------------- fields
@@ -235,11 +195,6 @@ def _work_field(name: str) -> Field:
 
 WORK_FIELDS = tuple(_work_field(name) for name in kernels.WORK_BUFFERS)
 
-PREFILL_FIELDS = (
-    Field("prefill.query_start_loc", "host", "int32", lambda step: step.once(prefill_query_start_loc)),
-    Field("prefill.max_query_len", "host", "int", _longest_query),
-)
-
 
 def _fp8_field(name: str, dtype: str, value: Maker) -> Field:
     return Field(f"prefill.fp8_ps.{name}", "host", dtype, value, unread=_fp8_unread)
@@ -262,64 +217,8 @@ FP8_FIELDS = (
 )
 
 
-def _chunks(step: Step) -> PackedChunks | EvenChunks:
-    return even_chunks(step) if _is_026(step) else packed_chunks(step)
-
-
-def _chunk_field(name: str, dtype: str, packed: str = "", even: str = "", of_shard: bool = False) -> Field:
-    """A field of vLLM 0.32's layout (`packed`), of 0.26's (`even`), or of both."""
-
-    def value(step: Step) -> Any:
-        chunks = step.once(_chunks)
-        return getattr(chunks, packed if isinstance(chunks, PackedChunks) else even)
-
-    version = "" if packed and even else "0.32" if packed else "0.26"
-    return Field(
-        f"prefill.chunked_context.{name}",
-        "host",
-        dtype,
-        value,
-        lengths="exact",
-        unread=_chunks_unread(version, of_shard),
-    )
-
-
-def _workspace_rows(step: Step) -> int:
-    tokens, ranks = step.limits.workspace_tokens, step.environment.dcp_world_size
-    return tokens if ranks == 1 else tokens + tokens // ranks
-
-
-CHUNK_FIELDS = (
-    Field(
-        "prefill.chunked_context.workspace",
-        "persistent",
-        lambda environment: environment.dtype,
-        shape=lambda step: (_workspace_rows(step), None),
-        unread=_chunks_unread(),
-    ),
-    _chunk_field("cu_seq_lens", "int32", "cu_seq_lens", "cu_seq_lens"),
-    _chunk_field("starts", "int32", "starts", "starts"),
-    _chunk_field("token_to_seq", "int32", "token_to_seq", "token_to_seq"),
-    _chunk_field("query_start_loc", "int32", "query_start_loc"),
-    _chunk_field("num_chunks", "int", "num_chunks"),
-    _chunk_field("request_slice", "list[list[int]]", "rows"),
-    _chunk_field("token_slice", "list[list[int]]", "tokens"),
-    _chunk_field("continuation_token_end", "list[int]", "continuation_token_end"),
-    _chunk_field("is_continuation", "list[bool]", "is_continuation"),
-    _chunk_field("num_context_tokens", "list[int]", "num_context_tokens"),
-    _chunk_field("max_query_len", "list[int]", "max_query_len"),
-    _chunk_field("max_seq_len", "list[int]", "max_seq_len"),
-    _chunk_field("empty_token_slices", "list[list[int]]", "empty_tokens"),
-    _chunk_field("seq_tot", "list[int]", "", "seq_tot"),
-    _chunk_field("max_seq_lens", "list[int]", "", "max_seq_lens"),
-    _chunk_field("chunk_total_token", "list[int]", "", "chunk_total_token"),
-    _chunk_field("has_empty_context", "list[bool]", "", "has_empty_context"),
-    _chunk_field("prefill_tokens_with_context", "int", "", "prefill_tokens_with_context"),
-)
-
-
 def _shard_field(name: str, dtype: str, packed: str = "", even: str = "") -> Field:
-    return _chunk_field(name, dtype, packed, even, of_shard=True)
+    return prefill.chunk_field(name, dtype, packed, even, of_shard=True)
 
 
 SHARD_FIELDS = (
@@ -337,9 +236,6 @@ SHARD_FIELDS = (
 # ---------------------------------------------------------------- routes
 
 
-NOT_CAUSAL = "only causal batches are planned: a drafter's non-causal block is left to vLLM"
-
-
 def _refused_block(step: Step) -> str:
     return (
         f"decode context parallelism of blocks of {step.once(decode.decode_rows).max_qo_len} tokens a row is left to "
@@ -348,18 +244,15 @@ def _refused_block(step: Step) -> str:
 
 
 REFUSALS = (
-    *(
-        Route(name, when=lambda step: step.batch.causal is not True, refuse=NOT_CAUSAL)
-        for name in ("decode", "prefill")
-    ),
+    *prefill.NOT_CAUSAL,
     Route(
         "decode",
-        when=lambda step: _is_sharded(step) and _is_026(step),
+        when=lambda step: prefill.is_sharded(step) and prefill.is_026(step),
         refuse="vLLM 0.26 has no decode context parallelism for this backend: its decode returns no log-sum-exp",
     ),
     Route(
         "decode",
-        when=lambda step: _is_sharded(step) and step.once(decode.decode_rows).max_qo_len > 1,
+        when=lambda step: prefill.is_sharded(step) and step.once(decode.decode_rows).max_qo_len > 1,
         refuse=_refused_block,
     ),
 )
@@ -379,7 +272,7 @@ def _decode_route(served: decode.Kernel, is_sharded: bool) -> Route:
     """Under decode context parallelism the ranks' results are merged behind the same kernels."""
 
     def when(step: Step) -> bool:
-        return step.once(decode.serving) is served and _is_sharded(step) is is_sharded
+        return step.once(decode.serving) is served and prefill.is_sharded(step) is is_sharded
 
     tail = (kernels.COMBINE,) if is_sharded else ()
     return Route("decode", (*DECODE_KERNELS[served], *tail), when, kernels.BUILD_DECODE)
@@ -397,10 +290,10 @@ CONTEXT_KERNELS = {
 
 def _context_kind(step: Step) -> tuple[str, str] | None:
     """Which vLLM gathers what of the context; None where there is none."""
-    if not _has_context(step):
+    if not prefill.has_context(step):
         return None
-    what = "whole" if not _is_sharded(step) else "fp8 shard" if _has_fp8_cache(step) else "shard"
-    return ("0.26" if _is_026(step) else "0.32"), what
+    what = "whole" if not prefill.is_sharded(step) else "fp8 shard" if _has_fp8_cache(step) else "shard"
+    return ("0.26" if prefill.is_026(step) else "0.32"), what
 
 
 def _context_route(kind: tuple[str, str]) -> Route:
@@ -422,11 +315,7 @@ NEVER_READ = {
     "common.query_start_loc": "kernels take decode.qo_indptr and prefill.query_start_loc, which are made from it",
     "common.head_dim": "checked when the layer is made; no kernel takes it from the metadata",
     "decode.block_table": "decode kernels take decode.paged_kv_indices, one entry a token",
-    "prefill.query_lens_cpu": "only the TRT-LLM prefill backend reads it",
-    "prefill.chunked_context.context_lens": "copied to the device by 0.32, read by no kernel",
-    "prefill.chunked_context.context_lens_list": "chunk starts and lengths are made from it; no kernel takes it",
-    "prefill.chunked_context.seq_lens": "chunk lengths reach the kernels through cu_seq_lens and max_seq_len",
-    "prefill.chunked_context.all_rows_active": "only the TRT-LLM prefill backend reads it",
+    **prefill.NEVER_READ,
 }
 
 
@@ -455,7 +344,15 @@ BACKEND = Backend(
     query_lens="uniform",
     routes=ROUTES,
     shared=(Route("all", (kernels.CACHE_WRITE,), entry=kernels.FORWARD),),
-    fields=(*COMMON_FIELDS, *DECODE_FIELDS, *WORK_FIELDS, *PREFILL_FIELDS, *FP8_FIELDS, *CHUNK_FIELDS, *SHARD_FIELDS),
+    fields=(
+        *COMMON_FIELDS,
+        *DECODE_FIELDS,
+        *WORK_FIELDS,
+        *prefill.FIELDS,
+        *FP8_FIELDS,
+        *prefill.CHUNK_FIELDS,
+        *SHARD_FIELDS,
+    ),
     never_read=NEVER_READ,
     check=_check,
     heads=heads,

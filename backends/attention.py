@@ -8,14 +8,15 @@ from importlib.metadata import entry_points
 from ..errors import BadInput
 from ..planner.backend import Backend
 
-BUILT_IN = ("aiter_fa", "aiter_mla", "triton")
+# triton_mla.py is a kernel of ours: the declaration of vLLM's TRITON_MLA lies beside the other MLA files.
+BUILT_IN = {"aiter_fa": "aiter_fa", "aiter_mla": "aiter_mla", "triton": "triton", "triton_mla": "mla_triton"}
 GROUP = "syncfree.attention_backends"  # an entry point loads to a `Backend`
 
 
 def attention_backend(name: str) -> Backend:
     """The declaration of a backend. Raises `BadInput` naming the known ones."""
     if name in BUILT_IN:
-        backend: object = importlib.import_module(f".{name}", __package__).BACKEND
+        backend: object = importlib.import_module(f".{BUILT_IN[name]}", __package__).BACKEND
     else:
         found = {point.name: point for point in entry_points(group=GROUP)}
         if name not in found:

@@ -88,22 +88,22 @@ def install(monkeypatch, environment, schedule):
     return calls
 
 
-def _fp8_buffers(limits, environment):
+def _fp8_buffers(limits, environment, rows):
     padded = getattr(upstream.AiterMLAHelper, "get_fp8_prefill_num_heads", int)  # 0.26 pads none
     heads = padded(limits.num_heads)
     fits = environment.gfx == "gfx950" and environment.kv_dtype == "fp8"
-    tokens = 70_000 // 256 + MOST_ROWS if fits else 1
+    tokens = 64 * rows // 256 + rows if fits else 1
     works = (tokens + environment.num_cu) * heads if fits else 1
     sizes = (environment.num_cu + 1, (works, 8), tokens, (tokens, 2), 2 * environment.num_cu + tokens)
     return tuple(torch.zeros(size, dtype=torch.int32) for size in sizes)
 
 
-def make_builder(limits, environment, threshold):
-    """A builder with the attributes that its `__init__` would derive from these settings."""
+def make_builder(limits, environment, threshold, rows=MOST_ROWS):
+    """A builder with the attributes that its `__init__` would derive from these settings, for so many rows."""
     builder = object.__new__(upstream.AiterMLAMetadataBuilder)
     ranks, full = environment.dcp_world_size, environment.full_graphs
     heads = limits.num_heads * ranks
-    outputs = _fp8_buffers(limits, environment)
+    outputs = _fp8_buffers(limits, environment, rows)
     shards = ranks * environment.dcp_interleave
     fp8 = environment.kv_dtype == "fp8"
     attributes = {
@@ -127,11 +127,11 @@ def make_builder(limits, environment, threshold):
         "_num_attention_heads": upstream.AiterMLAHelper.get_actual_mla_num_heads(heads),
         "_kv_cache_dtype_str": "fp8" if fp8 else "auto",
         "_kv_cache_bytes": environment.kv_cache_bytes,
-        "_graph_seq_lens": torch.zeros(MOST_ROWS, dtype=torch.int32) if full else None,
-        "paged_kv_last_page_len": torch.ones(MOST_ROWS, dtype=torch.int32),
+        "_graph_seq_lens": torch.zeros(rows, dtype=torch.int32) if full else None,
+        "paged_kv_last_page_len": torch.ones(rows, dtype=torch.int32),
         "paged_kv_indices": torch.zeros(16, dtype=torch.int32),
-        "paged_kv_indptr": torch.zeros(MOST_ROWS + 1, dtype=torch.int32),
-        "qo_indptr": torch.zeros(MOST_ROWS + 1, dtype=torch.int32),
+        "paged_kv_indptr": torch.zeros(rows + 1, dtype=torch.int32),
+        "qo_indptr": torch.zeros(rows + 1, dtype=torch.int32),
         "_supports_segmented_dcp_verify": False,
         "_asm_dcp_verify": False,
         "_asm_dcp_verify_heads": 0,
@@ -159,7 +159,7 @@ def make_builder(limits, environment, threshold):
         "fp8_ps_reduce_final_map": outputs[3],
         "fp8_ps_reduce_partial_map": outputs[4],
         "_fp8_ps_device_outputs": outputs,
-        "_fp8_ps_staging": [_fp8_buffers(limits, environment) for _ in range(2)],
+        "_fp8_ps_staging": [_fp8_buffers(limits, environment, rows) for _ in range(2)],
         "_fp8_ps_staging_free": [Free(), Free()],
         "_fp8_ps_slot": 0,
         "compilation_config": SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL if full else CUDAGraphMode.NONE),
@@ -176,7 +176,7 @@ def metadata_of(batch, environment):
     starts = torch.tensor(batch.query_start_loc)
     seq_lens = torch.tensor(batch.seq_lens)
     ranks = environment.dcp_world_size
-    local = get_dcp_local_seq_lens(seq_lens, ranks, environment.dcp_rank, environment.dcp_interleave)
+    shard = (ranks, environment.dcp_rank, environment.dcp_interleave)
     return CommonAttentionMetadata(
         query_start_loc=starts.clone(),
         query_start_loc_cpu=starts,
@@ -189,7 +189,7 @@ def metadata_of(batch, environment):
         slot_mapping=torch.zeros(batch.num_tokens, dtype=torch.int64),
         is_prefilling=None if batch.is_prefilling is None else torch.tensor(batch.is_prefilling),
         seq_lens_cpu_upper_bound=seq_lens,
-        dcp_local_seq_lens=local if ranks > 1 else None,
+        dcp_local_seq_lens=get_dcp_local_seq_lens(seq_lens, *shard) if ranks > 1 else None,
     )
 
 

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import fa_builder
 import mla_builder
 import torch
+import triton_mla_builder
 from syncfree.backends.vllm.planned.builder import Attached, planned_class
 from syncfree.backends.vllm.planned.fa import FlashAttention
 from syncfree.backends.vllm.planned.mla import LatentAttention
 from syncfree.backends.vllm.planned.tally import Tally
+from syncfree.backends.vllm.planned.triton_mla import TritonLatentAttention
 
 WORK = ("work_meta_data", "work_indptr", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 PREFILL_WORK = ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
@@ -57,15 +59,15 @@ def fa(limits, environment, threshold, *, synchronous=True):
     return _settled(fa_builder.make_builder(limits, environment, threshold), environment, synchronous)
 
 
-def mla(limits, environment, threshold, *, synchronous=True):
-    """A builder as vLLM's `__init__` leaves it."""
+def mla(limits, environment, threshold, *, synchronous=True, rows=mla_builder.MOST_ROWS):
+    """A builder as vLLM's `__init__` leaves it, for so many rows."""
     import aiter
 
-    builder = _settled(mla_builder.make_builder(limits, environment, threshold), environment, synchronous)
+    builder = _settled(mla_builder.make_builder(limits, environment, threshold, rows), environment, synchronous)
     for name in ("_mla_q_dtype", "_mla_kv_dtype"):
         setattr(builder, name, getattr(aiter.dtypes, getattr(builder, name)))
     sizes = aiter.get_mla_metadata_info_v1(
-        mla_builder.MOST_ROWS,
+        rows,
         threshold,
         builder._num_attention_heads,
         builder._mla_q_dtype,
@@ -77,7 +79,7 @@ def mla(limits, environment, threshold, *, synchronous=True):
     return builder
 
 
-ADAPTERS = {fa: FlashAttention, mla: LatentAttention}
+ADAPTERS = {fa: FlashAttention, mla: LatentAttention, triton_mla_builder.make_builder: TritonLatentAttention}
 
 
 def planned(make, limits, environment, threshold, tally, **settings):
@@ -143,4 +145,4 @@ def _same(a, b, rule, field):
     a, b = values(a), values(b)
     if rule == "prefix":
         a, b = a.flatten()[: b.numel()], b.flatten()
-    return a.shape == b.shape and bool((a == b).all())
+    return torch.equal(a, b.to(a.dtype))  # vLLM keeps some maps in int64, its kernels read either

@@ -25,6 +25,9 @@ BUILDERS: dict[str, Target] = {
     "vllm.v1.attention.backends.mla.rocm_aiter_mla": Target(
         "AiterMLABackend", "AiterMLAMetadataBuilder", "mla:LatentAttention"
     ),
+    "vllm.v1.attention.backends.mla.triton_mla": Target(
+        "TritonMLABackend", "TritonMLAMetadataBuilder", "triton_mla:TritonLatentAttention"
+    ),
     "vllm.v1.attention.backends.triton_attn": Target(
         "TritonAttentionBackend", "TritonAttentionMetadataBuilder", "triton:TritonAttention"
     ),

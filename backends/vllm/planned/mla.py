@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import sys
 from typing import Any, ClassVar
 
 from ....errors import BadInput
@@ -12,7 +10,7 @@ from ....planner.batch import Batch
 from ....planner.environment import Environment, Limits
 from ....planner.plan import MetadataPlan
 from ... import aiter_mla, mla_decode
-from . import mla_context
+from . import mla_metadata
 from .adapter import common_environment, common_limits
 from .mla_decode_build import PlannedDecode, check_scheduler, decode_arrays, upstream_decode
 from .staging import Staging
@@ -59,9 +57,7 @@ class LatentAttention:
             raise BadInput(
                 f"num_heads: expected {gathered} launched as a multiple of 16, this aiter launches {launched}"
             )
-        backend = type(builder._prefill_backend).__name__.lower()
-        if "trtllm" in backend or "tokenspeed" in backend:
-            raise BadInput(f"prefill backend: expected one that reads no host lengths, got {backend}")
+        mla_metadata.check_prefill_backend(builder)
         check_scheduler()
 
     def read(self, metadata: Any, name: str) -> Any:
@@ -77,10 +73,7 @@ class LatentAttention:
         if rest.startswith("fp8_ps."):
             last = rest.partition(".")[2]
             return getattr(metadata, f"fp8_prefill_{UPSTREAM_WORK.get(last, last)}", None)
-        if rest.startswith("chunked_context."):
-            context = getattr(metadata.prefill, "chunked_context", None)
-            return None if context is None else mla_context.read(context, rest.partition(".")[2])
-        return getattr(metadata.prefill, rest, None)
+        return mla_metadata.read_prefill(metadata, rest)
 
     def materialise(
         self, builder: Any, plan: MetadataPlan, batch: Batch, common: Any, staging: Staging, environment: Environment
@@ -93,33 +86,16 @@ class LatentAttention:
         segments = {s.name: (s.rows[1] - s.rows[0], s.tokens[1] - s.tokens[0]) for s in plan.segments}
         decodes, prefills = segments.get("decode", (0, 0)), segments.get("prefill", (0, 0))
         decode = _decode(builder, plan, common, tensors, planned, decodes) if decodes[0] else None
-        metadata = _whole(
-            builder,
-            num_reqs=common.num_reqs,
-            max_query_len=common.max_query_len,
-            max_seq_len=common.max_seq_len,
-            num_actual_tokens=plan.num_tokens,
-            query_start_loc=common.query_start_loc,
-            slot_mapping=common.slot_mapping,
-            head_dim=builder.model_config.get_head_size(),
-            num_decodes=decodes[0],
-            num_decode_tokens=decodes[1],
-            num_prefills=prefills[0],
-            causal=True,
-            prefill=_prefill(builder, plan, common, tensors, decodes[0], environment) if prefills[0] else None,
-            decode=decode,
-        )
+        prefill = None
+        if prefills[0]:
+            prefill = mla_metadata.prefill(builder, plan, common, tensors, decodes[0], environment)
+        metadata = mla_metadata.whole(builder, plan, common, decodes, prefills[0], prefill, decode)
         if decode is not None and decode.has_persistent_metadata:
             for name in ("work_meta_data", "work_indptr", "work_info_set", *WORK[2:]):
                 setattr(metadata, name, getattr(builder, f"_mla_{name}"))
         if "prefill.fp8_ps.work_info" in plan:
             _fp8(builder, plan, metadata, tensors)
         return metadata
-
-
-def _whole(builder: Any, **fields: Any) -> Any:
-    known = {field.name for field in dataclasses.fields(builder.metadata_cls)}
-    return builder.metadata_cls(**{name: value for name, value in fields.items() if name in known})
 
 
 def _decode(
@@ -133,24 +109,6 @@ def _decode(
     if planned is None:
         return upstream_decode(builder, common, *size)
     return planned.build(builder, plan, common, tensors)
-
-
-def _prefill(
-    builder: Any, plan: MetadataPlan, common: Any, tensors: dict[str, Any], start: int, environment: Environment
-) -> Any:
-    module = sys.modules[builder.upstream.__mro__[1].__module__]  # where the common builder is
-    cls = module.MLACommonPrefillMetadata
-    prefill = cls(
-        block_table=common.block_table_tensor[start:],
-        query_start_loc=tensors["prefill.query_start_loc"],
-        max_query_len=plan["prefill.max_query_len"].value,
-        chunked_context=mla_context.make(cls, builder, plan, tensors, environment),
-        output_dtype=builder.model_config.dtype,
-        q_data_type=builder.q_data_type,
-        prefill_backend=builder._prefill_backend,
-    )
-    builder._prefill_backend.prepare_metadata(prefill)
-    return prefill
 
 
 def _fp8(builder: Any, plan: MetadataPlan, metadata: Any, tensors: dict[str, Any]) -> None:
