@@ -75,7 +75,7 @@ Lengths = Annotated[str | None, typer.Option(metavar="N,N,...")]
     "[bold]syncfree plan --backend aiter_mla --input batch.json --json[/]"
 )
 def plan(
-    backend: Annotated[str, typer.Option("--backend", "-b", help="aiter_fa, aiter_mla, triton, triton_mla, or your own.")],
+    backend: Annotated[str, typer.Option("--backend", "-b", help="aiter_fa, aiter_mla, triton, triton_mla, or yours.")],
     query_lens: Lengths = None,
     seq_lens: Lengths = None,
     prefill_lens: Lengths = None,
