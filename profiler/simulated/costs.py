@@ -30,6 +30,7 @@ LAUNCHES: dict[str, int] = {
     "_pack_padded_sequence": 3,
     "constant_pad_nd": 1,
     "linalg_inv_ex": 14,
+    "cholesky": 5,  # linalg_cholesky_ex and a look at its error code
     "linalg_cholesky_ex": 4,
     "_linalg_solve_ex": 15,
     "linalg_lu_factor_ex": 7,
@@ -54,6 +55,7 @@ LAUNCHES: dict[str, int] = {
 }
 MEMSETS: dict[str, int] = {
     "linalg_inv_ex": 1,
+    "cholesky": 2,
     "linalg_cholesky_ex": 2,
     "_linalg_solve_ex": 1,
     "_linalg_eigh": 1,
@@ -96,6 +98,7 @@ WAITS: dict[str, Waits] = {
     "linalg_eigvals": Waits(from_pinned=14, uploads=4, stream=9),
     "linalg_matrix_exp": Waits(from_pageable=1, uploads=2),
     "mode": Waits(from_pageable=6, uploads=2, stream=5),
+    "cholesky": Waits(from_pinned=1),
 }
 
 # Metadata only: nothing is enqueued. Views are found by their schema.
@@ -134,6 +137,7 @@ FREE = frozenset(
         "sym_stride",
         "sym_numel",
         "sym_storage_offset",
+        "_c10d_functional::wait_tensor",
     }
 )
 # Out of place, but the kernel writes into a clone: a copy on the device before the kernel.

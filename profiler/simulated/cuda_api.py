@@ -122,6 +122,10 @@ class Event:
     def ipc_handle(self) -> Any:
         raise NotImplementedError("simulated device: events cannot be shared between processes")
 
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
+        raise NotImplementedError("simulated device: events cannot be shared between processes")
+
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {id(self):#x} (simulated)>"
 
@@ -237,6 +241,12 @@ def set_stream(stream: Stream | None) -> None:
 
 def is_current_stream_capturing() -> bool:
     return STATE.runtime.current.capture is not None
+
+
+def set_device(device: Any) -> None:
+    """There is one device; as for CUDA, a negative number changes nothing."""
+    if not isinstance(device, int) or device >= 0:
+        map_device(device)
 
 
 def empty_cache() -> None:

@@ -8,10 +8,17 @@ from typing import Any
 import torch
 
 from . import costs
+from .recorder import RECORDER
 from .tensor import CPU, STATE, SimTensor, Tensor, on_device, refresh, wrap
 
+_COLLECTIVE = (
+    "{} counts as one launch, as it would with NCCL or RCCL; Gloo stages device tensors through the host and waits, "
+    "which is not counted"
+)
 Special = Callable[[Any, Any, Any], Any]
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+# Where an operator written in Python may have its body; on a device, the first that is there is the one that runs.
+_PYTHON_BODIES = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CPU")
 _PLAIN = frozenset({int, float, bool, type(None), torch.dtype, str, complex, torch.Size})
 
 
@@ -20,7 +27,9 @@ class Operator:
 
     __slots__ = (
         "allows_cpu",
+        "collective",
         "composite",
+        "custom",
         "launches",
         "mutated",
         "mutates",
@@ -36,6 +45,8 @@ class Operator:
 
         schema = func._schema
         self.name: str = schema.name.removeprefix("aten::")
+        self.collective = func.namespace in ("c10d", "_c10d_functional")
+        self.custom = not func.namespace.startswith(("aten", "prim"))
         self.special: Special | None = SPECIAL.get(self.name)
         returns = [r.alias_info for r in schema.returns]
         self.mutated = [
@@ -108,6 +119,19 @@ def decompose(func: Any, args: Any, kwargs: Any) -> Any:
     return func._op_dk(_COMPOSITE, *args, **kwargs)
 
 
+def python_body(func: Any) -> str | None:
+    """The dispatch key at which a custom operator is a Python function (`torch.library`) that a device may take."""
+    namespace, name = func._schema.name.split("::")
+    overload = func._schema.overload_name
+    registered = f"{namespace}/{name}.{overload}" if overload else f"{namespace}/{name}"
+    return next((key for key in _PYTHON_BODIES if f"{registered}/{key}" in torch.library._impls), None)
+
+
+def run_python_body(func: Any, key: str, args: Any, kwargs: Any) -> Any:
+    """Run a Python function on the tensors themselves: what it does on the device is to be seen. Both modes are on."""
+    return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
+
+
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator that has a device tensor among its arguments or makes one."""
     op = _OPERATORS.get(func) or operator(func)
@@ -115,6 +139,8 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         return decompose(func, args, kwargs)
     if op.special is not None:
         return op.special(func, args, kwargs)
+    if op.collective and op.launches:
+        RECORDER.note("blind", _COLLECTIVE.format(op.name), RECORDER.stack())
     return generic(op, func, args, kwargs)
 
 

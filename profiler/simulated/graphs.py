@@ -113,6 +113,9 @@ class CUDAGraph:
     def enable_debug_mode(self) -> None:
         return None
 
+    def raw_cuda_graph(self) -> int:
+        raise NotImplementedError("simulated device: CUDAGraph.raw_cuda_graph()")
+
     def debug_dump(self, debug_path: str) -> None:
         raise NotImplementedError("simulated device: CUDAGraph.debug_dump()")
 

@@ -199,6 +199,17 @@ def check_errors(func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0]._host, *args[1:], **kwargs)
 
 
+def segment_reduce(func: Any, args: Any, kwargs: Any) -> Any:
+    """Lengths are checked on the host, their minimum and their sum, unless the caller vouches for them (`unsafe`)."""
+    lengths = _flag(func, args, kwargs, "lengths", None)
+    if lengths is not None and not _flag(func, args, kwargs, "unsafe"):
+        _launch(1)
+        read_size(lengths.element_size())
+        _launch(3)
+        read_size(1)
+    return generic(operator(func), func, args, kwargs)
+
+
 def one_hot(func: Any, args: Any, kwargs: Any) -> Any:
     """Without a number of classes the maximum is read."""
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)

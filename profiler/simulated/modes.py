@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .calls_in_python import HANDLERS, map_device
-from .dispatch import decompose, operator, run
+from .dispatch import decompose, operator, python_body, run, run_python_body
 from .hostops import CPU_SPECIAL, check_reads
 from .recorder import RECORDER
 from .tensor import STATE, SimTensor, on_device
@@ -26,6 +26,12 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if operator(func).custom:
+            body = python_body(func)
+            if body is not None:
+                on_cpu = body == "CPU" or not (SimTensor in types or on_device(kwargs.get("device")))
+                with self, NameMode():
+                    return run_python_body(func, "CPU" if on_cpu else "CUDA", args, kwargs)
         if operator(func).composite:
             with self:
                 return decompose(func, args, kwargs)

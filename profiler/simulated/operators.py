@@ -131,6 +131,7 @@ SPECIAL: dict[str, Rule] = {
     "record_stream": record_stream,
     "_pack_padded_sequence": pack_padded,
     "one_hot": reads.one_hot,
+    "segment_reduce": reads.segment_reduce,
     "rms_norm": fused,
     "scaled_dot_product_attention": fused,
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), reads.unique),

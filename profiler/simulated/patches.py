@@ -42,6 +42,12 @@ _UNSUPPORTED = (
     "current_solver_handle",
     "host_memory_stats",
     "memory_snapshot",
+    "utilization",
+    "temperature",
+    "power_draw",
+    "clock_rate",
+    "memory_usage",
+    "device_memory_used",
     "get_stream_from_external",
 )
 
@@ -71,7 +77,7 @@ def _cuda_module() -> dict[str, Any]:
         "_lazy_init": api.constant(None),
         "device_count": api.constant(1),
         "current_device": api.constant(0),
-        "set_device": api.constant(None),
+        "set_device": api.set_device,
         "_sleep": api.sleep,
         "get_device_properties": api.get_device_properties,
         "get_device_name": api.get_device_name,
@@ -81,8 +87,8 @@ def _cuda_module() -> dict[str, Any]:
         "seed": api.constant(None),
         "seed_all": api.constant(None),
         "initial_seed": torch.initial_seed,
-        "get_rng_state": api.get_rng_state,
-        "set_rng_state": api.set_rng_state,
+        **_random_functions(),
+        "get_allocator_backend": api.constant("native"),
         "get_sync_debug_mode": api.SyncDebug.get,
         "set_sync_debug_mode": api.SyncDebug.set,
         "ipc_collect": api.constant(None),
@@ -94,6 +100,15 @@ def _cuda_module() -> dict[str, Any]:
         **{name: api.unsupported(f"torch.cuda.{name}") for name in _UNSUPPORTED},
         **api.legacy_tensor_types(),
         **_memory_functions(),
+    }
+
+
+def _random_functions() -> dict[str, Any]:
+    return {
+        "get_rng_state": api.get_rng_state,
+        "get_rng_state_all": lambda: [api.get_rng_state()],
+        "set_rng_state": api.set_rng_state,
+        "set_rng_state_all": lambda states: api.set_rng_state(states[0]),
     }
 
 
@@ -109,6 +124,9 @@ def _memory_functions() -> dict[str, Any]:
         "memory_summary": api.memory_summary,
         "reset_peak_memory_stats": api.reset_peak_memory_stats,
         "reset_accumulated_memory_stats": api.constant(None),
+        "reset_peak_host_memory_stats": api.constant(None),
+        "get_per_process_memory_fraction": api.constant(1.0),
+        "list_gpu_processes": api.unsupported("torch.cuda.list_gpu_processes"),
         "set_per_process_memory_fraction": api.constant(None),
     }
 
@@ -133,6 +151,7 @@ def _accelerator_module() -> dict[str, Any]:
         "max_memory_reserved": api.max_memory_reserved,
         "memory_stats": api.memory_stats,
         "reset_peak_memory_stats": api.reset_peak_memory_stats,
+        "reset_accumulated_memory_stats": api.constant(None),
         "get_memory_info": api.mem_get_info,
     }
 
@@ -143,6 +162,12 @@ def install(patches: Patches) -> None:
         patches.set(torch.cuda, name, value)
     for name, value in _memory_functions().items():
         patches.set(torch.cuda.memory, name, value)
+    for name in ("_record_memory_history", "_snapshot", "_dump_snapshot"):
+        patches.set(torch.cuda.memory, name, api.unsupported(f"torch.cuda.memory.{name}"))
+    for name, value in _random_functions().items():
+        patches.set(torch.cuda.random, name, value)
+    for name in ("start", "stop"):
+        patches.set(torch.cuda.profiler, name, api.constant(None))
     in_graphs = ("CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing")
     for module, names in ((torch.cuda.streams, ("Stream", "Event")), (torch.cuda.graphs, in_graphs)):
         for name in names:

@@ -34,13 +34,15 @@ class Sink:
 class _Thread(threading.local):
     """What is known of the calling thread.
 
-    `origin`: the stack that started it; `orphans`: calls with no user frame; `has_device`: "cuda" is the device here.
+    `origin`: the stack that started it; `orphans`: calls with no user frame; `has_device`: "cuda" is the device here;
+    `loads_to_cpu`: torch.load is under way, and leaves tensors on the CPU.
     """
 
     def __init__(self) -> None:
         self.origin: tuple[Frame, ...] = ()
         self.orphans: list[Call] = []
         self.has_device = False
+        self.loads_to_cpu = False
 
 
 class Recorder:

@@ -90,6 +90,11 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
         stays = isinstance(dtype, torch.dtype) or name.startswith("torch.cuda")
         return self.to(self.device if stays else CPU, legacy_dtype(dtype), non_blocking=non_blocking)
 
+    def as_subclass(self, cls: Any) -> Any:
+        if issubclass(type(self), cls):
+            return self
+        raise NotImplementedError(f"simulated device: tensor subclasses are not supported: {cls.__qualname__}")
+
     def record_stream(self, stream: Any) -> None:
         return None
 
@@ -137,8 +142,8 @@ class SimTensor(torch.Tensor):  # type: ignore[misc]
 
 
 def rebuilt(host: Tensor, requires_grad: bool) -> Tensor:
-    """A pickled device tensor; on the CPU where no simulated device is open."""
-    tensor = host.to(DEVICE) if RECORDER.device_open else host
+    """A pickled device tensor; on the CPU where no simulated device is open, or where it is loaded to the CPU."""
+    tensor = host.to(DEVICE) if RECORDER.device_open and not RECORDER.thread.loads_to_cpu else host
     return tensor.requires_grad_(requires_grad)
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from .calls_in_python import map_device
 from .recorder import RECORDER
-from .tensor import DEVICE, STATE, SimTensor
+from .tensor import DEVICE, STATE, SimTensor, rebuilt
 
 _load = torch.load
 _enter_autocast = torch.amp.autocast_mode.autocast.__enter__
@@ -23,11 +23,23 @@ def _to_device(place: Any) -> bool:
     return isinstance(place, (str, torch.device)) and map_device(place) == STATE.cpp_device
 
 
+def _stays_on_cpu(map_location: Any) -> bool:
+    """Whether torch.load with this `map_location` leaves what was saved from the device on the CPU."""
+    if isinstance(map_location, dict):
+        map_location = map_location.get(str(DEVICE))
+    return map_location is not None and not _to_device(map_location)
+
+
 def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """torch.load; with the device as `map_location`, tensors are loaded to the CPU and uploaded."""
-    if not _to_device(map_location):
-        return _load(f, map_location, *args, **kwargs)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(DEVICE), _load(f, "cpu", *args, **kwargs))
+    everything = _to_device(map_location)
+    RECORDER.thread.loads_to_cpu = everything or _stays_on_cpu(map_location)
+    try:
+        with torch.serialization.safe_globals([rebuilt]):
+            loaded = _load(f, "cpu" if everything else map_location, *args, **kwargs)
+    finally:
+        RECORDER.thread.loads_to_cpu = False
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(DEVICE), loaded) if everything else loaded
 
 
 def compile_(model: Any = None, **options: Any) -> Any:

@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from syncfree.profiler import simulated_device
+from syncfree.profiler import Profiler, simulated_device
 from syncfree.profiler.simulated import is_active
 
 torch = pytest.importorskip("torch")
@@ -19,6 +19,8 @@ WATCHED = [
     torch.cuda.streams,
     torch.cuda.graphs,
     torch.cuda.nvtx,
+    torch.cuda.random,
+    torch.cuda.profiler,
     torch.accelerator,
     torch.autograd,
     torch.autograd.graph,
@@ -285,3 +287,76 @@ def test_importing_the_package_loads_no_torch():
 
     code = "import sys, syncfree.profiler.simulated as s; s.is_active(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_checkpoint_of_the_device_loads_as_torch_loads_by_default(device):
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(3, device=device)}, buffer)
+    for place, on_device in ((None, True), ("cpu", False), ("cuda", True), ({"cuda:0": "cpu"}, False)):
+        buffer.seek(0)
+        with Profiler() as profiler, profiler.step():
+            loaded = torch.load(buffer, map_location=place)["w"]
+        assert loaded.is_cuda is on_device
+        assert profiler.report.steps[0].syncs.h2d == on_device
+        assert loaded.tolist() == [1.0] * 3
+
+
+def test_tensor_subclasses_are_refused(device):
+    class Own(torch.Tensor):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"simulated device: tensor subclasses are not supported.*Own"):
+        torch.ones(3, device=device).as_subclass(Own)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.cuda.utilization(),
+        lambda: torch.cuda.memory._record_memory_history(),
+        lambda: torch.cuda.memory.list_gpu_processes(),
+    ],
+)
+def test_what_asks_a_driver_says_that_there_is_none(device, call):
+    with pytest.raises(NotImplementedError, match=r"simulated device: torch.cuda"):
+        call()
+
+
+def test_only_the_one_device_can_be_set(device):
+    torch.cuda.set_device("cuda:0")
+    torch.cuda.set_device(-1)
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.cuda.set_device(1)
+
+
+def test_random_states_of_all_devices(device):
+    states = torch.cuda.get_rng_state_all()
+    first = torch.rand(3, device=device).tolist()
+    torch.cuda.set_rng_state_all(states)
+    assert torch.rand(3, device=device).tolist() == first
+
+
+def test_lengths_of_segments_are_checked_on_the_host(device):
+    data, lengths = torch.ones(8, device=device), torch.tensor([3, 5], device=device)
+    with Profiler() as profiler:
+        with profiler.step():
+            torch.segment_reduce(data, "sum", lengths=lengths)
+        with profiler.step():
+            torch.segment_reduce(data, "sum", lengths=lengths, unsafe=True)
+    assert [step.syncs.total for step in profiler.report.steps] == [2, 0]
+
+
+def test_a_collective_is_one_launch_with_a_note(device):
+    import torch.distributed as dist
+
+    if not dist.is_available() or dist.is_initialized():
+        pytest.skip("needs torch.distributed, not yet in use")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(4, device=device)
+        with Profiler() as profiler, profiler.step():
+            dist.all_reduce(x)
+        assert profiler.report.steps[0].launches.kernels == 1
+        assert [note.kind for note in profiler.report.notes if "allreduce" in note.text] == ["blind"]
+    finally:
+        dist.destroy_process_group()
