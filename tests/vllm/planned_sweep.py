@@ -37,7 +37,9 @@ TRITON_MLA_SETTINGS = triton_mla_builder.SETTINGS
 WORK = {f"decode.{name}" for name in mla_kernels.WORK_BUFFERS}
 THRESHOLDS = range(1, 5)
 REFUSALS = {"UnorderedBatch", "InexactBatch", "BadInput"}  # anything else that makes vLLM serve is a fault of ours
-ROWS = 128  # what the builders' buffers hold
+# What the builders' buffers hold: twice the rows of a batch and more. aiter's sizes are those of blocks of the longest
+# query; with folded heads a shorter one makes more tiles (32 heads, fp8: one tile a row of 4 tokens, two of 3).
+ROWS = 256
 GROUP = 1_000
 SHADOW_BUILDS_EVERY = 16  # batches: in the others the planned builder in shadow is handed what vLLM's has made
 
