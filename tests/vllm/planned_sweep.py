@@ -35,6 +35,7 @@ MLA_SETTINGS = {name: kept for name, kept in mla_batches.SETTINGS.items() if kep
 SHARDED_SETTINGS = {name: kept for name, kept in mla_batches.SETTINGS.items() if kept[0].dcp_world_size > 1}
 TRITON_MLA_SETTINGS = triton_mla_builder.SETTINGS
 WORK = {f"decode.{name}" for name in mla_kernels.WORK_BUFFERS}
+FROM_QO_INDPTR = WORK | {"decode.qo_indptr"}
 THRESHOLDS = range(1, 5)
 REFUSALS = {"UnorderedBatch", "InexactBatch", "BadInput"}  # anything else that makes vLLM serve is a fault of ours
 # What the builders' buffers hold: twice the rows of a batch and more. aiter's sizes are those of blocks of the longest
@@ -93,11 +94,14 @@ class Pair:
         assert not self.tallies["shadow"].mismatches, (_told(number, batch), self.tallies["shadow"].first_mismatch)
 
     def _known(self, name, plan, batch):
-        """Where vLLM's own is undefined: what it asks of aiter, or, in eager mode, padding rows past the query."""
+        """Where vLLM's own is undefined: what it asks of aiter, or, in eager mode, padding rows past the query.
+
+        Of those rows vLLM's qo_indptr counts a token each, and so does the schedule that is made from it.
+        """
         if builders.AITER.CALLS["undefined"] and name in WORK:
             return True
         segment = plan.segment("decode")
-        if name != "decode.qo_indptr" or segment is None or self.ours._attached.environment.full_graphs:
+        if name not in FROM_QO_INDPTR or segment is None or self.ours._attached.environment.full_graphs:
             return False
         return plan["decode.max_qo_len"].value == 1 and bool((batch.query_lens[: segment.rows[1]] == 0).any())
 
