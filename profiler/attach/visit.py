@@ -265,11 +265,19 @@ def _visit_all(stack: contextlib.ExitStack, workers: list[Process], engines: Map
     refused: list[BaseException] = []
     visits: list[Visit] = []
     with ThreadPoolExecutor(min(_AT_ONCE, len(workers))) as pool:
-        for attempt in [pool.submit(Visit, worker, engines) for worker in workers]:
-            try:
-                visits.append(stack.enter_context(attempt.result()))
-            except Unreachable as error:
-                refused.append(error)
+        attempts = [pool.submit(Visit, worker, engines) for worker in workers]
+        try:
+            for attempt in attempts:
+                try:
+                    visits.append(stack.enter_context(attempt.result()))
+                except Unreachable as error:
+                    refused.append(error)
+        except KeyboardInterrupt:  # what still arrives meanwhile is nobody's: it has to go again
+            pool.shutdown(cancel_futures=True)
+            for attempt in attempts[len(visits) + len(refused) :]:
+                if not attempt.cancelled() and attempt.exception() is None:
+                    attempt.result().leave()
+            raise
     if refused:
         raise refused[0]
     return visits
