@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -265,8 +265,10 @@ def _visit_all(stack: contextlib.ExitStack, workers: list[Process], engines: Map
     refused: list[BaseException] = []
     visits: list[Visit] = []
     with ThreadPoolExecutor(min(_AT_ONCE, len(workers))) as pool:
-        attempts = [pool.submit(Visit, worker, engines) for worker in workers]
+        attempts: list[Future[Visit]] = []
         try:
+            for worker in workers:
+                attempts.append(pool.submit(Visit, worker, engines))
             for attempt in attempts:
                 try:
                     visits.append(stack.enter_context(attempt.result()))

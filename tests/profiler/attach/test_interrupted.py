@@ -3,24 +3,28 @@
 import contextlib
 import signal
 import threading
+import time
 
 import pytest
 from syncfree.profiler.attach import visit
 from syncfree.profiler.attach.processes import Process
 
 
+INSIDE = set()
+
+
 class Slow:
     """A visit that arrives when it is let in."""
 
-    inside = set()
     open_door = threading.Event()
 
     def __init__(self, process, engines):
         if process.pid == 1:
+            time.sleep(0.1)  # while the main thread still waits
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         self.open_door.wait(60)
         self.pid = process.pid
-        self.inside.add(self.pid)
+        INSIDE.add(self.pid)
 
     def __enter__(self):
         return self
@@ -29,7 +33,7 @@ class Slow:
         self.leave()
 
     def leave(self):
-        self.inside.remove(self.pid)
+        INSIDE.remove(self.pid)
 
 
 def test_who_arrives_after_the_interrupt_leaves_again(monkeypatch):
@@ -41,4 +45,4 @@ def test_who_arrives_after_the_interrupt_leaves_again(monkeypatch):
     with contextlib.ExitStack() as stack, pytest.raises(KeyboardInterrupt):
         visit._visit_all(stack, workers, {})
     assert Slow.open_door.is_set()
-    assert Slow.inside == set()
+    assert INSIDE == set()
