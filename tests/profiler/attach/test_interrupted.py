@@ -9,7 +9,6 @@ import pytest
 from syncfree.profiler.attach import visit
 from syncfree.profiler.attach.processes import Process
 
-
 INSIDE = set()
 
 
@@ -45,4 +44,4 @@ def test_who_arrives_after_the_interrupt_leaves_again(monkeypatch):
     with contextlib.ExitStack() as stack, pytest.raises(KeyboardInterrupt):
         visit._visit_all(stack, workers, {})
     assert Slow.open_door.is_set()
-    assert INSIDE == set()
+    assert not INSIDE
