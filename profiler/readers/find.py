@@ -10,10 +10,11 @@ import msgspec
 
 from ...errors import BadInput
 from .rocprofv3_csv import is_rocprofv3_csv, run_prefix
-from .text import DEFAULT_LIMITS, SQLITE, Limits, head_of
+from .text import DEFAULT_LIMITS, GZIP, SQLITE, Limits, head_of, open_regular
 
 _SUFFIXES = (".json", ".json.gz", ".csv", ".csv.gz", ".sqlite", ".sqlite3", ".db", ".gz", ".trace")
 _ROCPROFV3 = re.compile(rb'"rocprofiler-sdk-tool"\s*:')
+_NSYS_JSON = re.compile(rb'^\s*\{"(?:Type|CudaEvent|TraceProcessEvent|NvtxEvent|data|id)":[^\n]*\}\s*\n\s*\{')
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)|(?:^|[-_.])TP-?(\d+)(?=[-_.])", re.IGNORECASE)
 _MAX_FILES = 10_000
 
@@ -79,13 +80,22 @@ def _format_or_none(path: Path, limits: Limits) -> str | None:
 def _format(path: Path, limits: Limits) -> str:
     head = head_of(path, limits)
     if head.startswith(SQLITE):
+        if _is_packed(path):
+            raise BadInput(f"{path}: expected a database that is not packed: gunzip it first")
         return "nsys"
     start = head.lstrip()
     if start[:1] in b"{[":
+        if _NSYS_JSON.search(head):
+            raise BadInput(f"{path}: expected a trace, got a JSON export of nsys: use `nsys export --type sqlite`")
         return "rocprofv3-json" if _ROCPROFV3.search(head) else "kineto"
     if is_rocprofv3_csv(head):
         return "rocprofv3-csv"
     raise BadInput(f"{path}: expected a Kineto, rocprofv3 or Nsight Systems trace, got {_looks_like(path, start)}")
+
+
+def _is_packed(path: Path) -> bool:
+    with open_regular(path) as file:
+        return file.read(len(GZIP)) == GZIP
 
 
 def _looks_like(path: Path, start: bytes) -> str:

@@ -213,6 +213,8 @@ class ArrayPieces(Generic[T]):
     def _one_by_one(self, piece: bytes) -> list[T]:
         try:
             elements = _RAW_LIST.decode(piece)
+        except RecursionError:
+            raise self._malformed("nested too deep", 1) from None
         except msgspec.DecodeError as error:
             at = self._position(str(error), piece)
             raise self._malformed(str(error), at) from None
@@ -220,7 +222,7 @@ class ArrayPieces(Generic[T]):
         for raw in elements:
             try:
                 result += self._decoder.decode(b"[" + bytes(raw) + b"]")
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 element = self._odd(bytes(raw))
                 if element is not None:
                     result.append(element)

@@ -181,7 +181,7 @@ class _KinetoReader:
         """An event of the right kind with a wrong field is counted without that field; anything else is left out."""
         try:
             odd = msgspec.json.decode(raw, type=OddEvent)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.trace.odd["an event that is none, left out"] += 1
             return None
         self.trace.odd["an event with fields of the wrong type, read without them"] += 1
@@ -323,9 +323,10 @@ class _KinetoReader:
                 fields |= more
         trace = self.trace
         rank = fields.get("distributedInfo")
-        if isinstance(rank, dict) and type(rank.get("rank")) is int:
+        if isinstance(rank, dict) and type(rank.get("rank")) is int and rank["rank"] >= 0:
             trace.rank = rank["rank"]
-        names = [d.get("name") for d in fields.get("deviceProperties") or [] if isinstance(d, dict)]
+        devices = fields.get("deviceProperties")
+        names = [d.get("name") for d in devices if isinstance(d, dict)] if isinstance(devices, list) else []
         trace.device = next((name for name in names if isinstance(name, str) and name), None)
         version = fields.get("vllm_version")
         trace.engine = f"vllm {version}" if isinstance(version, str) else None

@@ -134,7 +134,10 @@ class _CsvReader:
             if duration > 0:
                 self.trace.ranges.append(Range(function, start, start + duration, thread))
         elif domain.startswith("HIP_"):
-            self.trace.kinds.add("api")
+            if not domain.startswith(
+                "HIP_COMPILER_API"
+            ):  # those neither launch nor wait: alone they tell nothing of it
+                self.trace.kinds.add("api")
             self.trace.pid = self.trace.pid or self._number(row, "process_id")
             self.trace.add_call(function, start, duration, thread, self._number(row, "correlation_id"))
 

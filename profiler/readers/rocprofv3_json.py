@@ -134,7 +134,6 @@ def _process(path: Path, process: Process, limits: Limits) -> ProcessTrace:
         kind
         for kind, rows in (
             ("kernel", records.kernel_dispatch),
-            ("api", records.hip_api),
             ("memcpy", records.memory_copy),
         )
         if rows
@@ -142,13 +141,19 @@ def _process(path: Path, process: Process, limits: Limits) -> ProcessTrace:
     names = process.strings.buffer_records
     for call in records.hip_api:
         duration = call.end_timestamp - call.start_timestamp
-        name = _operation(names, call)
+        called = _operation(names, call)
+        # Calls without their names, and the compiler's own, tell nothing of launches and waits: unknown, not 0.
+        if called is None:
+            trace.odd["a call without a name, counted as no launch or wait"] += 1
+        elif not _kind(names, call).startswith("HIP_COMPILER_API"):
+            trace.kinds.add("api")
+        name = called or f"operation {call.operation}"
         trace.add_call(name, call.start_timestamp, duration, call.thread_id, call.correlation_id.internal)
     texts = {text.key: text.value for text in process.strings.marker_api}
     for mark in records.marker_api:
         _mark(trace, mark, _kind(names, mark), texts)
     for copy in records.memory_copy:
-        name = _operation(names, copy)
+        name = _operation(names, copy) or f"operation {copy.operation}"
         record = CopyRecord(record_direction(name), copy.nbytes)
         start, end = copy.start_timestamp, copy.end_timestamp
         trace.add_record(DeviceRecords.COPY, copy.correlation_id.internal, start, end - start, name, record)
@@ -160,9 +165,9 @@ def _kind(names: list[KindNames], record: ApiRecord) -> str:
     return names[record.kind].kind if 0 <= record.kind < len(names) else ""
 
 
-def _operation(names: list[KindNames], record: ApiRecord) -> str:
+def _operation(names: list[KindNames], record: ApiRecord) -> str | None:
     operations = names[record.kind].operations if 0 <= record.kind < len(names) else []
-    return operations[record.operation] if 0 <= record.operation < len(operations) else f"operation {record.operation}"
+    return operations[record.operation] if 0 <= record.operation < len(operations) else None
 
 
 def _mark(trace: ProcessTrace, mark: ApiRecord, kind: str, texts: dict[int, str]) -> None:

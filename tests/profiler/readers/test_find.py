@@ -1,5 +1,6 @@
 """Which files are read, in what order, as which rank."""
 
+import gzip
 import os
 
 import pytest
@@ -128,3 +129,17 @@ def test_a_name_that_is_no_utf8_is_written_all_the_same(tmp_path):
     report = read_traces([tmp_path])
     assert report.source.files == ["a\N{REPLACEMENT CHARACTER}.json"]
     assert Report.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("t.json", b'{"Type":127,"CudaEvent":{"startNs":"1"}}\n{"TraceProcessEvent":{"name":"0"}}\n', "--type sqlite"),
+        ("t.sqlite.gz", gzip.compress(b"SQLite format 3\0" + bytes(200)), "gunzip it first"),
+    ],
+)
+def test_other_shapes_of_a_trace_are_refused_with_the_way_out(tmp_path, name, data, why):
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match=why):
+        read_traces([path])

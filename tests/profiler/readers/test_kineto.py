@@ -377,3 +377,25 @@ def test_figures_of_overlapping_steps_stay_with_their_step(kineto):
     (site,) = report.sites
     assert [(at.index, at.count) for at in site.steps] == [(2, 1)]
     assert [span.step for span in report.timeline] == [2]
+
+
+@pytest.mark.parametrize("devices", [5, "H200", {"name": "H200"}, [None, "H200"]])
+def test_odd_device_lists_name_no_device(kineto, devices):
+    one_decode(kineto).fields["deviceProperties"] = devices
+    report = read_traces([kineto.write()])
+    assert told(report) == WHOLE
+    assert report.source.device is None
+
+
+def test_a_negative_rank_is_none(kineto):
+    one_decode(kineto).fields["distributedInfo"] = {"rank": -1}
+    assert read_traces([kineto.write()]).source.ranks == [0]
+
+
+def test_an_event_nested_too_deep_is_malformed(kineto):
+    one_decode(kineto)
+    path = kineto.write()
+    deep = b',{"ph":"X","args":' + b"[" * 3000 + b"]" * 3000 + b"}]}"
+    path.write_bytes(path.read_bytes()[:-2] + deep)
+    with pytest.raises(BadInput, match="nested too deep"):
+        read_traces([path])

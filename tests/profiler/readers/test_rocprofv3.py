@@ -157,3 +157,34 @@ def test_documents_without_a_process_are_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(BadInput, match=str(path)):
         read_traces([path])
+
+
+def test_calls_of_the_compilers_own_tell_nothing_of_launches(tmp_path):
+    path = tmp_path / "x_hip_api_trace.csv"
+    path.write_text(API + "HIP_COMPILER_API_EXT,__hipPushCallConfiguration,1,1,5,100,200\n")
+    totals = read_traces([path]).totals
+    assert totals.launches.kernels is None
+    assert totals.api == {"__hipPushCallConfiguration": 1}
+
+
+def hip_document(operation, kind="HIP_RUNTIME_API", operations=("hipLaunchKernel",)):
+    call = {"kind": 0, "operation": operation, "start_timestamp": 1, "end_timestamp": 2, "thread_id": 3}
+    names = [{"kind": kind, "operations": list(operations)}]
+    process = {"strings": {"buffer_records": names}, "buffer_records": {"hip_api": [call]}}
+    return json.dumps({"rocprofiler-sdk-tool": [process]})
+
+
+@pytest.mark.parametrize(
+    ("document", "launches"),
+    [
+        (hip_document(0), 1),
+        (hip_document(7), None),
+        (hip_document(0, operations=()), None),
+        (hip_document(0, "HIP_COMPILER_API", ["__hipPushCallConfiguration"]), None),
+    ],
+    ids=["named", "number beyond the names", "no names", "compiler"],
+)
+def test_calls_without_names_are_unknown_not_none(tmp_path, document, launches):
+    path = tmp_path / "x_results.json"
+    path.write_text(document)
+    assert read_traces([path]).totals.launches.kernels == launches
