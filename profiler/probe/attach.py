@@ -34,8 +34,8 @@ from .events import Decoder
 from .tracing import threads_of, tracer_of
 
 _SECONDS = 30.0  # more than any step of an attachment takes; beyond it the target is stuck
-# On two processors with twenty programs a vLLM worker was attached to after 29 s; taking the helper away from it after
-# 15 s, twice, ended the worker. So: later than any attachment that still got through.
+# On two processors with twenty programs a vLLM worker was attached to after 29 s. Taking the helper away from a target
+# while frida runs code on one of its threads ends the target: then it is left to end by itself (see `close`).
 _FIRST_SECONDS = 60.0
 _ATTACH_SECONDS = 90.0
 
@@ -101,7 +101,7 @@ class Attachment:
         except _Silence:
             if not self._carried():
                 self._process.kill()
-            self.close()
+            self.close(0.0)
             raise
         except BaseException:
             self.close()
@@ -241,8 +241,12 @@ class Attachment:
         self.close()
         return pause
 
-    def close(self) -> None:
-        """End the helper; whatever is still hooked is taken out by it."""
+    def close(self, seconds: float | None = None) -> None:
+        """End the helper; whatever is still hooked is taken out by it.
+
+        One that does not end within `seconds` is killed, unless it has a thread of the target stopped: that would end
+        the target. It then ends by itself when the target answers, or ends.
+        """
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None and not pipe.closed:
@@ -251,10 +255,11 @@ class Attachment:
                 except BrokenPipeError:
                     continue
         try:
-            process.wait(self.seconds)
+            process.wait(self.seconds if seconds is None else seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            if not self._carried():
+                process.kill()
+                process.wait()
         if self.pid == os.getpid():
             _allow_tracer(0)
 

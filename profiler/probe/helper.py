@@ -14,10 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from . import tracing
+from . import patience, tracing
 
 Answer = dict[str, Any]
 
@@ -34,6 +35,7 @@ class Helper:
         self.script: Any = None
         self.pid = 0
         self.gone = False
+        self.clock: patience.SlowClock | None = None
         self.shared = False  # another client's agent is in the target, and stays
         self.patches: list[tracing.Patch] = []
         self.code: list[tuple[int, int]] = []
@@ -53,7 +55,9 @@ class Helper:
         try:
             tracing.consent(self.pid, carrier)
             self.shared = _agent_mapped(self.pid)
-            self.session = frida.attach(carrier)
+            self.clock = _slow_clock()
+            with self._patience():
+                self.session = frida.attach(carrier)
         except (
             PermissionError,
             frida.PermissionDeniedError,
@@ -118,17 +122,18 @@ class Helper:
         if self.patches:
             pause, free = tracing.revert(self.pid, self.patches, self.code, self._inside, ask.get("seconds", 20.0))
             self.patches = []
-        if free:
-            self.script.unload()
-        else:  # a thread sits in a wait that we entered before it: the code has to outlive us
-            self.script.eternalize()
-        self.session.detach()
-        self.script = self.session = None
-        # frida goes on to free its memory, by calls that it makes on a stopped thread of the target. That thread would
-        # be lost if we ended half way through one: wait until all is done.
-        import frida
+        with self._patience():
+            if free:
+                self.script.unload()
+            else:  # a thread sits in a wait that we entered before it: the code has to outlive us
+                self.script.eternalize()
+            self.session.detach()
+            self.script = self.session = None
+            # frida goes on to free its memory, by calls that it makes on a stopped thread of the target. That thread
+            # would be lost if we ended half way through one: wait until all is done.
+            import frida
 
-        frida.shutdown()
+            frida.shutdown()
         self._wait_for_the_agent()
         return {"pause_ms": pause * 1e3, "free": free}
 
@@ -137,6 +142,9 @@ class Helper:
         deadline = time.monotonic() + seconds
         while not self.shared and time.monotonic() < deadline and _agent_mapped(self.pid):
             time.sleep(0.01)
+
+    def _patience(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.clock is None else self.clock.patient()
 
     def _inside(self) -> int:
         return int(self.script.exports_sync.inside())
@@ -183,6 +191,18 @@ class Helper:
     def close(self) -> None:
         if self.session is not None and not self.gone:
             self.detach({"seconds": 10.0})
+
+
+def _slow_clock() -> patience.SlowClock | None:
+    """For frida's timers; None where its library is built in a way that we do not know: its own limits then hold."""
+    from frida import _frida
+
+    try:
+        clock = patience.SlowClock(str(Path(_frida.__file__).resolve()))
+    except (LookupError, OSError):
+        return None
+    clock.install()
+    return clock
 
 
 def _agent_mapped(pid: int) -> bool:

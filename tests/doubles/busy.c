@@ -1,7 +1,10 @@
 /* A program that calls the driver all the time from several threads: launches, copies, waits, allocations and frees.
- * Commands on standard input: p pause, r resume, f fork a child that calls too, s N sleep N ms in every wait, q quit.
+ * Commands on standard input: p pause, r resume, f fork a child that calls too, s N sleep N ms in every wait, d N keep
+ * every dlopen waiting for N seconds, q quit.
  * Each is answered with a line: how many calls of each kind were made so far, and the child's exit code after f.
  */
+#define _GNU_SOURCE
+#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -45,6 +48,14 @@ static void *work(void *argument) {
     }
     return 0;
 }
+static int keep_the_lock(struct dl_phdr_info *info, size_t size, void *seconds) {
+    sleep((int)(long)seconds);
+    return 1;
+}
+static void *hold_the_loader(void *seconds) {
+    dl_iterate_phdr(keep_the_lock, seconds);
+    return 0;
+}
 static void answer(int code) {
     long launches = 0, syncs = 0, frees = 0;
     for (int k = 0; k < THREADS; k++) launches += made[k].launches, syncs += made[k].syncs, frees += made[k].frees;
@@ -66,6 +77,11 @@ int main(void) {
             while (standing > 0) usleep(200);
         } else if (line[0] == 's') {
             fake_sleep(atol(line + 1) * 1000000);
+        } else if (line[0] == 'd') {
+            pthread_t holder;
+            pthread_create(&holder, 0, hold_the_loader, (void *)atol(line + 1));
+            pthread_detach(holder);
+            usleep(50000);
         } else if (line[0] == 'f') {
             pid_t child = fork();
             if (!child) {

@@ -409,4 +409,14 @@ def test_a_helper_that_stays_silent_is_replaced_once(busy, monkeypatch):
     assert set(children(os.getpid())) - busy.others == {busy.pid}
 
 
+def test_a_target_that_cannot_let_the_agent_in_for_seven_seconds_is_waited_for_and_lives(busy):
+    """frida itself gives up after five, and takes away the code that its own thread is to return to."""
+    busy.ask("d 7")  # another thread is in the dynamic loader for so long
+    with Attachment(busy.pid, carrier=busy.pid) as probe:
+        assert probe.attach_seconds > 5
+        assert probe.install().names
+    busy.ask("p")
+    assert busy.process.poll() is None
+
+
 SILENT = [sys.executable, "-c", "import sys; sys.stdin.read()"]
