@@ -26,8 +26,8 @@ STALLED_SECONDS = 55.0  # from here on hardly any time passes for it: to give up
 STALLED = 1_000_000
 _MARGIN_NS = 100_000_000
 
-# clock_gettime(clock, ts): the real one. While there is a pace {after, base, divisor} and `after` is past, its answer to
-# CLOCK_MONOTONIC is base + (now - after) / divisor.
+# clock_gettime(clock, ts): the real one. While there is a pace {after, base, divisor} and `after` is past, it answers
+# base + (now - after) / divisor for CLOCK_MONOTONIC.
 _CODE = bytes.fromhex(
     "53 55 4883ec08"  # push rbx; push rbp; sub rsp, 8
     "89fd 4889f3"  # mov ebp, edi; mov rbx, rsi
