@@ -33,6 +33,7 @@ class ExpandIndices:
 def install(monkeypatch, environment):
     """Stand-ins for what only an AMD card has. Inside `simulated_device()`."""
     builders.put_in_aiter(monkeypatch, environment.gfx, environment.num_cu)
+    builders.triton_mla_builder.without_a_model(monkeypatch)
     monkeypatch.setattr(mla_builder.upstream, "_expand_page_indices_kernel", ExpandIndices())
     monkeypatch.setattr(
         mla_builder.upstream, "_gluon_mla_decode_supported", lambda: environment.gfx == "gfx950", raising=False

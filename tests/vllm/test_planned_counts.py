@@ -36,6 +36,15 @@ UPSTREAM = {
     ("mla", "prefill"): (0, 1, 5),
     ("mla", "extend"): (0, 0, 4),
     ("mla", "mixed"): (0, 0, 4),
+    ("triton_mla", "decode"): (0, 0, 0),
+    ("triton_mla", "prefill"): (0, 0, 0),
+    ("triton_mla", "extend"): (0, 0, 4),
+    ("triton_mla", "mixed"): (0, 0, 4),
+}
+MAKERS = {
+    "fa": (builders.fa, FA),
+    "mla": (builders.mla, MLA),
+    "triton_mla": (builders.triton_mla_builder.make_builder, MLA),
 }
 
 
@@ -78,9 +87,9 @@ def both(make, limits, environment, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["decode", "extend", "prefill", "mixed"])
-@pytest.mark.parametrize("name", ["fa", "mla"])
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_build_waits_for_nothing_and_copies_once(name, kind, monkeypatch):
-    make, limits = {"fa": (builders.fa, FA), "mla": (builders.mla, MLA)}[name]
+    make, limits = MAKERS[name]
     upstream, planned = both(make, limits, Environment(), kind, monkeypatch)
     d2h, events, uploads = UPSTREAM[name, kind]
     for step in upstream:

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.vllm
 
 FA = Limits(max_num_seqs=256, num_kv_heads=2)
 MLA = Limits(max_num_seqs=256, max_num_batched_tokens=4096, workspace_tokens=2048)
-MAKERS = {"fa": (builders.fa, FA), "mla": (builders.mla, MLA)}
+MAKERS = {
+    "fa": (builders.fa, FA),
+    "mla": (builders.mla, MLA),
+    "triton_mla": (builders.triton_mla_builder.make_builder, MLA),
+}
 MIXED = ([1, 1, 16, 20, 64], [50, 60, 90, 2000, 64])
 
 
@@ -152,23 +156,33 @@ def test_an_order_that_would_be_mis_served(monkeypatch, caplog):
 def test_an_unknown_vllm(version, case, caplog, monkeypatch):
     case.ours._attached = None
     monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
-    served_by_vllm(case, common_of(case, *MIXED), caplog, "left to vLLM: ROCM_AITER_")
+    served_by_vllm(
+        case,
+        common_of(case, *MIXED),
+        caplog,
+        f"left to vLLM: {case.ours.adapter.backend.upstream}: BadInput: vllm: expected",
+    )
     assert case.ours._attached is False
 
 
 def test_no_aiter(case, caplog, monkeypatch):
-    """Of these rows vLLM's own builders ask aiter nothing."""
+    """Of these rows vLLM's own builders ask aiter nothing. TRITON_MLA never does."""
+    needs = case.ours.adapter.needs_aiter
     case.ours._attached = None
     common = common_of(case, [16, 20], [66, 90])
     monkeypatch.setattr(adapters.sys, "modules", {k: v for k, v in sys.modules.items() if k != "aiter"})
     monkeypatch.setattr(adapters.importlib.util, "find_spec", lambda name: None)
+    if not needs:
+        assert case.ours.build(0, common)
+        assert (case.tally.planned, caplog.records) == (1, [])
+        return
     served_by_vllm(case, common, caplog, "aiter: expected it installed beside vLLM, found none")
     assert case.ours._attached is False
 
 
 def test_an_aiter_with_another_signature(case, caplog, monkeypatch):
-    if isinstance(case.ours.adapter, builders.FlashAttention):
-        pytest.skip("only MLA calls aiter's scheduler")
+    if not isinstance(case.ours.adapter, builders.LatentAttention):
+        pytest.skip("only ROCM_AITER_MLA calls aiter's scheduler")
     case.ours._attached = None
     monkeypatch.setattr(builders.AITER, "get_mla_metadata_v1", lambda seqlens_qo_indptr, seqlens_kv_indptr: None)
     case.ours.adapter.settings = lambda builder: (Environment(), MLA)

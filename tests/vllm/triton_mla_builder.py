@@ -48,8 +48,14 @@ def install(monkeypatch):
     """What needs a device or a whole model."""
     monkeypatch.setattr(common_upstream, "torch", mla_builder.TorchWithoutPinning())
     monkeypatch.setattr(common_upstream, "PIN_MEMORY", False, raising=False)
+    without_a_model(monkeypatch)
+
+
+def without_a_model(monkeypatch):
+    """The builder's `__init__` asks the layers of a whole model."""
     for name in ("get_num_attention_heads_from_layers", "get_mla_dims"):
-        monkeypatch.setattr(common_upstream, name, lambda *about: None, raising=False)
+        if hasattr(common_upstream, name):
+            monkeypatch.setattr(common_upstream, name, lambda *about: None)
 
 
 def config_of(limits, environment, threshold):
