@@ -66,4 +66,5 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     stack: tuple[Frame, ...] = ()  # innermost first, frames outside torch and syncfree first considered by sites.py
     allowed_upstream: bool = False  # inside a region that the engine's own checker allows (vLLM gpu_sync_allowed)
     device_idle_ns: int | None = None  # device time lost because the host waited here, where a trace can tell
+    launch_lead_ns: int | None = None  # how far ahead the host was: at a launch's return, as a wait began
     repeat_value: bool = False  # a site read the same tensor again (hint: the classic per-layer sync of one value)

@@ -111,6 +111,13 @@ def _sum(left: float | None, right: float | None) -> float | None:
     return None if left is None or right is None else left + right
 
 
+def _mean(left: float | None, left_count: int, right: float | None, right_count: int) -> float | None:
+    """Of two means; where one is unknown, none is."""
+    if left is None or right is None:
+        return None
+    return (left * left_count + right * right_count) / (left_count + right_count)
+
+
 def merged_sites(lists: Iterable[Sequence[Site]]) -> list[Site]:
     """Sites of one line, kind and phase together, most often first; the steps they name are taken as they are."""
     found: dict[tuple[object, ...], Site] = {}
@@ -123,6 +130,7 @@ def merged_sites(lists: Iterable[Sequence[Site]]) -> list[Site]:
                     site, classes=dict(site.classes), threads=list(site.threads), steps=list(site.steps)
                 )
                 continue
+            mine.launch_lead_us = _mean(mine.launch_lead_us, mine.count, site.launch_lead_us, site.count)
             mine.count += site.count
             mine.blocked_us = _sum(mine.blocked_us, site.blocked_us)
             mine.device_idle_us = _sum(mine.device_idle_us, site.device_idle_us)

@@ -22,9 +22,14 @@ class Recording(msgspec.Struct, kw_only=True):
 
     def build(self) -> Report:
         """The report of this recording; where several collectors counted, its notes tell whether they agree."""
+        from .readers.run_ahead import fill_report
         from .verify import compare
 
         report = build_report(self.steps, self.evidence, self.source, self.notes, threads=self.threads)
+        for item in self.evidence:  # the first that tells when the device worked
+            if any(call.launch_lead_ns is not None for call in item.calls):
+                fill_report(report, self.steps, item.calls)
+                break
         report.verification, told = compare(self.steps, self.evidence)
         report.notes += told
         report.planner = self.planner

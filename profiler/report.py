@@ -134,6 +134,7 @@ class Site(msgspec.Struct, kw_only=True):
     warmup: bool = False  # seen in warm-up or capture steps only
     steps: list[SiteStep] = msgspec.field(default_factory=list)  # ascending; what an allow-list is subtracted by
     device_idle_us: Amount = None
+    launch_lead_us: Amount = None  # mean over its waits: how far the host was ahead of the device as each began
 
 
 class Totals(msgspec.Struct, kw_only=True):

@@ -25,6 +25,7 @@ class SiteBook:
         self.sites: dict[tuple[object, ...], Site] = {}
         self.per_step: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
         self.foreign: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
+        self.leads: dict[tuple[object, ...], list[int]] = defaultdict(list)
         self.windows: dict[int, StepWindow] = {}
         self.measured: set[tuple[object, ...]] = set()
         self.names = threads
@@ -55,6 +56,8 @@ class SiteBook:
             site.blocked_us = None
         else:
             site.blocked_us += sync.blocked_ns / 1e3
+        if call.launch_lead_ns is not None:
+            self.leads[key].append(call.launch_lead_ns)
         if call.device_idle_ns is not None:
             site.device_idle_us = (site.device_idle_us or 0.0) + call.device_idle_ns / 1e3
         if step is not None:
@@ -82,5 +85,8 @@ class SiteBook:
                     SiteStep(self.windows[i].rank, self.windows[i].index, n, self.foreign[key][i])
                     for i, n in sorted(counts.items())
                 ]
+            leads = self.leads.get(key)
+            if leads:
+                site.launch_lead_us = sum(leads) / len(leads) / 1e3
             site.hint = hint_for(site)
         return sorted(self.sites.values(), key=lambda s: (s.warmup, s.kind == "maybe", -s.count, s.file, s.line))

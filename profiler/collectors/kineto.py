@@ -114,6 +114,8 @@ class KinetoCollector:
         syncs = count_syncs(call for call in trace.calls if not call.captured)
         attach_stacks(trace, [sync.call for sync in syncs])
         run_ahead.attribute_idle(trace, syncs)
+        run_ahead.attribute_leads(trace, joined, syncs)
+        run_ahead.launch_leads(trace, joined)
         if "api" not in trace.kinds:
             # A profiler that delivers nothing (another CUPTI client holds the device) must not read as "no syncs".
             self.sees = frozenset()

@@ -11,7 +11,7 @@ from ...errors import BadInput
 from ..aggregate import Evidence, build_report
 from ..calls import Call, Direction, Role
 from ..classes import class_figures, distribution
-from ..counting import Sync, count_syncs, mark_captured
+from ..counting import count_syncs, mark_captured
 from ..merge import merge_reports, merged_sites
 from ..report import Report, Source, Step, Totals
 from ..timeline import spans
@@ -76,6 +76,7 @@ def _process_report(
     syncs = count_syncs(call for call in trace.calls if not call.captured)
     attach_stacks(trace, [sync.call for sync in syncs])
     run_ahead.attribute_idle(trace, syncs)
+    run_ahead.attribute_leads(trace, joined, syncs)
     _join_notes(trace, joined, windows, wanted)
     trace.finish_notes()
     report = _build(trace, windows, rank)
@@ -84,7 +85,7 @@ def _process_report(
     _fill_host_ops(trace, windows, report.steps)
     report.run_ahead = run_ahead.summary(trace, joined, leads, rank)
     if {"kernel", "api"} <= trace.kinds:
-        _fill_idle(windows, report.steps, syncs)
+        run_ahead.fill_idle(windows, report.steps, [sync.call for sync in syncs])
         report.run_ahead.device_idle_us = sum(s.call.device_idle_ns or 0 for s in syncs) / 1e3
     report.timeline, cut = spans(windows, syncs, timeline)
     if cut:
@@ -190,14 +191,6 @@ def _fill_host_ops(trace: ProcessTrace, windows: Sequence[StepWindow], steps: Se
     for window, step in zip(windows, steps, strict=True):
         begin, end = window.start_ns / 1e3, window.end_ns / 1e3
         step.host_ops = sum(bisect_left(column, end) - bisect_left(column, begin) for column in starts)
-
-
-def _fill_idle(windows: Sequence[StepWindow], steps: Sequence[Step], syncs: Sequence[Sync]) -> None:
-    told = sorted((sync.call.ts_ns, sync.call.device_idle_ns or 0) for sync in syncs)
-    times = [at for at, _ in told]
-    for window, step in zip(windows, steps, strict=True):
-        inside = told[bisect_left(times, window.start_ns) : bisect_left(times, window.end_ns)]
-        step.device_idle_us = sum(idle for _, idle in inside) / 1e3
 
 
 def nothing_measured(report: Report) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,11 +11,12 @@ import msgspec
 from ..calls import Call, Direction, Role
 from ..classes import distribution
 from ..counting import Sync
-from ..report import Distribution, GraphLaunches, LeadPoint, RunAhead, Step
+from ..report import Distribution, GraphLaunches, LeadPoint, Report, RunAhead, Step
 from ..windows import StepWindow
 from .process_trace import DeviceRecords, ProcessTrace
 
 _JOINED = frozenset({Role.LAUNCH, Role.GRAPH_LAUNCH, Role.COPY, Role.MEMSET})
+_LAUNCHES = frozenset({Role.LAUNCH, Role.GRAPH_LAUNCH})
 _SERIES = 400  # points of the launch lead over time that a report carries for each rank
 _TOP_NAMES = 8
 
@@ -137,15 +138,38 @@ def attribute_idle(trace: ProcessTrace, syncs: Sequence[Sync]) -> None:
                 end = begin
 
 
+def attribute_leads(trace: ProcessTrace, joined: Joined, syncs: Sequence[Sync]) -> None:
+    """Set `launch_lead_ns` on each sync's call: how long after it began the device came to the host's last launch.
+
+    0 where the device had come to it before: the queue was empty, or about to be.
+    """
+    if "kernel" not in trace.kinds:
+        return
+    launched = sorted(
+        (call.ts_ns, joined.first_start[call.correlation])
+        for call in trace.calls
+        if call.role in _LAUNCHES and call.correlation in joined.first_start
+    )
+    times = [at for at, _ in launched]
+    for sync in syncs:
+        if sync.kind != "maybe":
+            last = bisect_right(times, sync.call.ts_ns) - 1
+            sync.call.launch_lead_ns = max(0, launched[last][1] - sync.call.ts_ns) if last >= 0 else 0
+
+
 def launch_leads(trace: ProcessTrace, joined: Joined) -> list[tuple[int, int]]:
-    """(time, lead) of each launch that ran, ns: from the return of the launch call to the start of its first record."""
+    """(time, lead) of each launch that ran, ns: from the return of the launch call to the start of its first record.
+
+    The lead is noted on the call too.
+    """
     leads = []
     for call in trace.calls:
-        if call.role not in (Role.LAUNCH, Role.GRAPH_LAUNCH) or call.correlation is None:
+        if call.role not in _LAUNCHES or call.correlation is None:
             continue
         start = joined.first_start.get(call.correlation)
         if start is not None:
-            leads.append((call.ts_ns, max(0, start - call.ts_ns - (call.dur_ns or 0))))
+            call.launch_lead_ns = max(0, start - call.ts_ns - (call.dur_ns or 0))
+            leads.append((call.ts_ns, call.launch_lead_ns))
     leads.sort()
     return leads
 
@@ -162,21 +186,49 @@ def fill_steps(windows: Sequence[StepWindow], steps: Sequence[Step], leads: list
             step.launch_lead_min_us = min(lead for _, lead in inside) / 1e3
 
 
+def fill_idle(windows: Sequence[StepWindow], steps: Sequence[Step], waits: Sequence[Call]) -> None:
+    """Device time that the waits of each step lost, microseconds."""
+    told = sorted((call.ts_ns, call.device_idle_ns or 0) for call in waits)
+    times = [at for at, _ in told]
+    for window, step in zip(windows, steps, strict=True):
+        inside = told[bisect_left(times, window.start_ns) : bisect_left(times, window.end_ns)]
+        step.device_idle_us = sum(idle for _, idle in inside) / 1e3
+
+
+def fill_report(report: Report, windows: Sequence[StepWindow], calls: Sequence[Call]) -> None:
+    """The same figures for a live recording, from what `launch_leads` and `attribute_idle` left on its calls.
+
+    Nothing is filled in where no call tells. `windows`: of `report.steps`, in parallel.
+    """
+    leads = sorted((c.ts_ns, c.launch_lead_ns) for c in calls if c.role in _LAUNCHES and c.launch_lead_ns is not None)
+    if not leads:
+        return
+    waits = [call for call in calls if call.device_idle_ns is not None]
+    fill_steps(windows, report.steps, leads)
+    fill_idle(windows, report.steps, waits)
+    report.run_ahead = _summary(leads, report.source.ranks[0] if report.source.ranks else 0)
+    report.run_ahead.device_idle_us = sum(call.device_idle_ns or 0 for call in waits) / 1e3
+
+
 def summary(trace: ProcessTrace, joined: Joined, leads: list[tuple[int, int]], rank: int) -> RunAhead:
     """The launch lead over time (medians of equal shares of the launches) and what each graph launch ran."""
+    result = _summary(leads, rank)
+    if "kernel" in trace.kinds:
+        result.graph_launches = _graph_launches(trace, joined)
+    return result
+
+
+def _summary(leads: list[tuple[int, int]], rank: int) -> RunAhead:
     size = max(1, -(-len(leads) // _SERIES))
     series = []
     for at in range(0, len(leads), size):
         part = sorted(leads[at : at + size], key=lambda pair: pair[1])
         series.append(LeadPoint(rank, leads[at][0] / 1e3, part[len(part) // 2][1] / 1e3, part[0][1] / 1e3))
-    result = RunAhead(
+    return RunAhead(
         launch_lead_us=distribution(lead / 1e3 for _, lead in leads) if leads else Distribution(),
         launch_lead_min_us=min((lead for _, lead in leads), default=0) / 1e3 if leads else None,
         series=series,
     )
-    if "kernel" in trace.kinds:
-        result.graph_launches = _graph_launches(trace, joined)
-    return result
 
 
 def _graph_launches(trace: ProcessTrace, joined: Joined) -> list[GraphLaunches]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,6 +15,7 @@ from ..sites import short_path
 
 _ORDER = ("decode", "extend", "chunked_prefill", "causal_prefill", "empty", "unknown")
 _VERDICT = {"sync-free": ("sync-free", "bold green"), "syncs": ("syncs", "bold red"), "unknown": ("unknown", "yellow")}
+_WIDE = 110  # from here on the device's side of a wait has columns of its own
 PIPED_WIDTH = 140  # a pipe has no width; 80 columns would cut file names
 
 
@@ -126,17 +128,44 @@ def mends(sites: list[Site]) -> list[Text]:
     return made
 
 
-def site_table(report: Report, top: int = 10) -> Table | None:
-    """The lines at which the host waited, most often first; None where there is none."""
+class SiteTable:
+    """The lines at which the host waited, most often first, laid out for the width there is."""
+
+    def __init__(self, sites: list[Site], top: int) -> None:
+        self._sites = sites
+        self._top = top
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _site_table(self._sites, self._top, options.max_width >= _WIDE)
+
+
+def site_table(report: Report, top: int = 10) -> SiteTable | None:
+    """None where the host waited nowhere."""
     sites = [s for s in report.sites if s.kind != "maybe"]
-    if not sites:
-        return None
+    return SiteTable(sites, top) if sites else None
+
+
+def _device_columns(sites: list[Site]) -> dict[str, Callable[[Site], Amount]]:
+    """What is known of the device's side of the waits."""
+    columns: dict[str, Callable[[Site], Amount]] = {}
+    if any(site.device_idle_us is not None for site in sites):
+        columns["device idle"] = lambda site: site.device_idle_us
+    if any(site.launch_lead_us is not None for site in sites):
+        columns["launch lead"] = lambda site: site.launch_lead_us
+    return columns
+
+
+def _site_table(sites: list[Site], top: int, wide: bool) -> Table:
+    device = _device_columns(sites)
+    beside = device if wide else {}
     table = Table(title="where the host waits", title_justify="left", title_style="bold", header_style="bold")
     table.add_column("kind", no_wrap=True)
     table.add_column("phase", no_wrap=True)
     table.add_column("per step", justify="right")
     table.add_column("total", justify="right")
     table.add_column("blocked", justify="right", no_wrap=True)
+    for name in beside:
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("site", overflow="fold")
     for site in sites[:top]:
         table.add_row(
@@ -145,11 +174,27 @@ def site_table(report: Report, top: int = 10) -> Table | None:
             figure(site.per_step, 1) + (" ×" if site.repeated else ""),
             str(site.count),
             micros(site.blocked_us),
-            _site_line(site),
+            *(micros(value(site)) for value in beside.values()),
+            _site_line(site) if wide else _site_line(site).append(_beneath(site, device), style="dim"),
         )
     if len(sites) > top:
         table.caption = f"and {len(sites) - top} more"
     return table
+
+
+def _beneath(site: Site, device: dict[str, Callable[[Site], Amount]]) -> str:
+    """The same in a line of its own, where there is no room for columns."""
+    told = ", ".join(f"{name} {micros(value(site))}" for name, value in device.items())
+    return f"\n{told}" if told else ""
+
+
+def _run_ahead(report: Report) -> list[Text]:
+    ahead = report.run_ahead
+    if ahead.launch_lead_us.p50 is None and ahead.device_idle_us is None:
+        return []
+    lead = " / ".join(micros(value) for value in (ahead.launch_lead_us.p50, ahead.launch_lead_min_us))
+    text = f"launch lead p50 / least: {lead}; device idle because the host waited: {micros(ahead.device_idle_us)}"
+    return [Text(text)]
 
 
 def _header(report: Report) -> Text:
@@ -175,6 +220,7 @@ def render_report(report: Report, title: str | None = None, top: int = 10) -> Re
     if sites is not None:
         parts.append(sites)
         parts += mends([s for s in report.sites if s.kind != "maybe"][:top])
+    parts += _run_ahead(report)
     if report.planner.mode != "off":
         p = report.planner
         parts.append(

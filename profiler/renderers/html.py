@@ -90,7 +90,7 @@ def _sites(report: Report) -> str:
     return table(head, [_site(site) for site in report.sites[:_MAX_SITES]]) + more
 
 
-_SITE_COLUMNS = ("count", "a step", "blocked", "device idle")
+_SITE_COLUMNS = ("count", "a step", "blocked", "device idle", "launch lead")
 
 
 def _site(site: Site) -> list[Cell]:
@@ -119,6 +119,7 @@ def _site(site: Site) -> list[Cell]:
         number_cell(number(site.per_step)),
         number_cell(duration(site.blocked_us)),
         number_cell(duration(site.device_idle_us)),
+        number_cell(duration(site.launch_lead_us)),
         (escape(", ".join(f"{name} {count:,}" for name, count in sorted(site.classes.items()))), ""),
     ]
 

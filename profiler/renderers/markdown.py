@@ -22,7 +22,7 @@ def render_markdown(report: Report, title: str = "syncfree report") -> str:
         parts.append("No steps were found: the figures below are of everything seen.")
     if report.sites:
         parts.append("### Where the host waits")
-        columns = ("site", "kind", "phase", "count", "a step", "blocked", "device idle")
+        columns = ("site", "kind", "phase", "count", "a step", "blocked", "device idle", "launch lead")
         parts.append(table(columns, [_site(site) for site in report.sites[:_MAX_SITES]]))
         if len(report.sites) > _MAX_SITES:
             parts.append(f"{len(report.sites) - _MAX_SITES} more sites are in the report.")
@@ -104,7 +104,8 @@ def _site(site: Site) -> tuple[str, ...]:
     times = f"{number(site.per_step)} ×" if site.repeated else number(site.per_step)
     per_step = "-" if site.per_step is None else times
     idle = "-" if site.device_idle_us is None else duration(site.device_idle_us)
-    return _place(site), site.kind, site.phase, f"{site.count:,}", per_step, duration(site.blocked_us), idle
+    lead = "-" if site.launch_lead_us is None else duration(site.launch_lead_us)
+    return _place(site), site.kind, site.phase, f"{site.count:,}", per_step, duration(site.blocked_us), idle, lead
 
 
 def _totals(report: Report) -> list[str]:

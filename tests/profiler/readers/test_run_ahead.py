@@ -104,3 +104,64 @@ def test_spans_of_waits_and_phases_for_pictures(kineto):
     report = read_traces([kineto.write()], timeline=1)
     assert len(report.timeline) == 1
     assert any("2 more are left out" in note.text for note in report.notes)
+
+
+def leads(kineto):
+    report = read_traces([kineto.write()])
+    return {site.function: site.launch_lead_us for site in report.sites}
+
+
+def test_the_lead_at_a_wait_is_how_long_the_device_needs_to_come_to_the_last_launch(kineto):
+    kineto.step("ProfilerStep#0", 0, 200)
+    launch(kineto, 1, 0, 5, 40)
+    launch(kineto, 2, 3, 45, 10)
+    wait(kineto, 10, 45)  # the device begins the last work 35 us later
+    launch(kineto, 3, 70, 75, 5)
+    wait(kineto, 90, 5)  # the queue is empty: 0
+    launch(kineto, 4, 120, 150, 5)  # launched after both
+    assert leads(kineto) == {"cudaStreamSynchronize": 17.5}
+
+
+def test_a_wait_before_any_launch_has_no_lead_and_without_device_records_it_is_unknown(kineto):
+    kineto.step("ProfilerStep#0", 0, 100)
+    wait(kineto, 1, 5)
+    assert leads(kineto) == {"cudaStreamSynchronize": None}
+    launch(kineto, 1, 10, 15, 5)
+    assert leads(kineto) == {"cudaStreamSynchronize": 0.0}
+
+
+def test_a_capture_and_copies_are_no_launches_to_be_ahead_of(kineto):
+    kineto.step("ProfilerStep#0", 0, 200)
+    launch(kineto, 1, 0, 5, 10)
+    kineto.call("cudaLaunchKernel", 20, 2, 7)  # recorded: it has no work of its own
+    wait(kineto, 30, 5)
+    launch(kineto, 2, 60, 65, 5)
+    assert leads(kineto) == {"cudaStreamSynchronize": 0.0}
+
+
+def test_a_live_recording_tells_the_same_as_the_file(kineto):
+    from syncfree.profiler.aggregate import Evidence
+    from syncfree.profiler.collectors.kineto import KinetoCollector
+    from syncfree.profiler.readers.kineto import read_kineto
+    from syncfree.profiler.readers.steps import RangeFilter
+    from syncfree.profiler.recording import Recording
+    from syncfree.profiler.windows import StepWindow
+
+    kineto.step("ProfilerStep#0", 0, 60).step("ProfilerStep#1", 60, 60)
+    launch(kineto, 1, 0, 5, 20)
+    wait(kineto, 10, 18)
+    launch(kineto, 2, 40, 45, 10)
+    launch(kineto, 3, 70, 90, 10)
+    wait(kineto, 75, 30)
+    launch(kineto, 4, 110, 115, 1)
+    path = kineto.write()
+    of_file = read_traces([path])
+    [trace, *_] = read_kineto(path, RangeFilter("ProfilerStep*"))
+    windows = [StepWindow(start_ns=r.start_ns, end_ns=r.end_ns, index=k) for k, r in enumerate(trace.ranges)]
+    live = Recording(steps=windows, evidence=[Evidence(name="kineto", calls=KinetoCollector()._read(trace))]).build()
+    assert [s.device_idle_us for s in live.steps] == [s.device_idle_us for s in of_file.steps] == [20.0, 15.0]
+    for name in ("launch_lead_us", "launch_lead_p50_us", "launch_lead_min_us"):
+        assert [getattr(s, name) for s in live.steps] == [getattr(s, name) for s in of_file.steps]
+    assert live.run_ahead == of_file.run_ahead
+    assert live.run_ahead.device_idle_us == 35.0
+    assert {s.launch_lead_us for s in live.sites} == {s.launch_lead_us for s in of_file.sites} == {7.5}

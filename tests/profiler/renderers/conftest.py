@@ -71,6 +71,7 @@ def full():
                 per_step=1.5,
                 blocked_us=1234.5,
                 device_idle_us=400.0,
+                launch_lead_us=25.0,
                 stack=[EVIL],
                 source=EVIL,
                 hint="pass it on",

@@ -47,3 +47,27 @@ def test_names_are_shown_as_they_are(report):
 def test_copies_are_shown_where_there_is_room(report):
     assert "copies" in "".join(lines(report, 200))
     assert "copies" not in "".join(lines(report, 80))
+
+
+def test_the_devices_side_of_a_wait_has_columns_or_a_line_of_its_own(report):
+    site = Site(file="/m.py", line=1, function="f", kind="d2h", count=2, device_idle_us=503.0, launch_lead_us=12.0)
+    report.sites = [site]
+    report.run_ahead.device_idle_us = 503.0
+    report.run_ahead.launch_lead_us = Distribution(mean=9, p50=8, p99=9, max=9)
+    shown = {}
+    for width in (80, 200):
+        made = console(width=width)
+        with made.capture() as capture:
+            made.print(render_report(report))
+        shown[width] = capture.get()
+        assert max(map(len, shown[width].splitlines())) <= width
+        assert "launch lead p50 / least: 8 µs / –; device idle because the host waited: 503 µs" in " ".join(
+            shown[width].split()
+        )
+    assert "device idle 503 µs, launch lead 12 µs" in " ".join(shown[80].replace("│", " ").split())
+    assert "device idle" in next(line for line in shown[200].splitlines() if "per step" in line)
+    site.device_idle_us = site.launch_lead_us = None
+    report.run_ahead.device_idle_us, report.run_ahead.launch_lead_us = None, Distribution()
+    with made.capture() as capture:
+        made.print(render_report(report))
+    assert "lead" not in capture.get()

@@ -17,7 +17,7 @@ def test_verdicts_sites_and_totals(traced):
     table = rows(text)
     assert table[2] == ["decode", "3", "0 (max 1)", "2 (max 3)", "6.00 ms / 6.00 ms", "✗ syncs"]
     site = next(row for row in table if row[0].startswith("backends/bad.py:7"))
-    assert site == ["backends/bad.py:7 build", "d2h", "other", "1", "1", "258 µs", "503 µs"]
+    assert site == ["backends/bad.py:7 build", "d2h", "other", "1", "1", "258 µs", "503 µs", "0 µs"]
     assert ["kernels that ran", "19"] in table
 
 
