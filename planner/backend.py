@@ -142,8 +142,8 @@ class Backend:
     those of its segments (cache writes); every one that holds is taken, their `segment` is only a title. `never_read`:
     fields that upstream fills, or filled in releases before, and that no kernel on any route reads, with the reason.
     `check`: refuses environments and limits it cannot serve, once, before any batch. `heads`: head counts as launched,
-    the fields of `plan.Heads`, given the step. `padding_cuts`: see `Batch.segments`. `routes_by_length`: a route's `when`
-    looks at sequence lengths, so that every step chooses anew.
+    the fields of `plan.Heads`, given the step. `padding_cuts`: see `Batch.segments`. `routes_by_length`: a route's
+    `when` looks at sequence lengths, so that every step chooses anew.
     """
 
     name: str

@@ -56,6 +56,10 @@ class Planner:
 
         Raises `BadInput` for an environment or limits that the backend cannot serve.
         """
+        if not isinstance(backend, Backend):
+            raise BadInput(
+                f"backend: expected a Backend, as backends.attention.attention_backend gives, got {backend!r}"
+            )
         self.backend = backend
         self.environment = Environment() if environment is None else environment
         self.limits = Limits() if limits is None else limits

@@ -232,19 +232,34 @@ def _resumed_prefill_len(cached: Any, index: int, prompt: int) -> int:
     return UNKNOWN if prompt < 0 else prompt + int(cached.num_output_tokens[index])
 
 
+class _PrefillLen(int):
+    """A prefill length in a plain mapping. A request that is preempted again needs its prompt's length, too."""
+
+    prompt: int
+
+    @classmethod
+    def of(cls, prefill: int, prompt: int) -> _PrefillLen:
+        value = cls(prefill)
+        value.prompt = prompt
+        return value
+
+
 def _observe_mapping(table: MutableMapping[str, int], step: Any, rows: list[str]) -> Admissions:
-    """The table as a plain mapping of prefill lengths: no memory of prefix hits, nor of prompts after a resume."""
+    """The table as a plain mapping of prefill lengths: no memory of prefix hits."""
     for req_id in step.finished_req_ids:
         table.pop(req_id, None)
     cached_lens: dict[str, int] = {}
     for new in step.scheduled_new_reqs:
         tokens = getattr(new, "prefill_token_ids", None)
-        table[new.req_id] = _prompt_len(new) if tokens is None else len(tokens)
+        prompt = _prompt_len(new)
+        table[new.req_id] = _PrefillLen.of(prompt if tokens is None else len(tokens), prompt)
         cached_lens[new.req_id] = new.num_computed_tokens
     cached = step.scheduled_cached_reqs
     for index in _resumed(cached):
         req_id = cached.req_ids[index]
-        table[req_id] = _resumed_prefill_len(cached, index, table.get(req_id, UNKNOWN))
+        known = table.get(req_id, UNKNOWN)
+        prompt = getattr(known, "prompt", known)
+        table[req_id] = _PrefillLen.of(_resumed_prefill_len(cached, index, prompt), prompt)
         cached_lens[req_id] = cached.num_computed_tokens[index]
     prefill = np.array([table.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32)
     hits = np.array([cached_lens.get(req_id, UNKNOWN) for req_id in rows], dtype=np.int32)

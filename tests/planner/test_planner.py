@@ -285,3 +285,8 @@ def test_micro_batches_have_plans_of_their_own():
     assert planner.plan(batch.micro_batch(0, 6))["prefill.ends"].value.tolist() == [25]
     assert planner.plan(batch) == whole
     assert planner.plan(batch.micro_batch(6, 11)) is second
+
+
+def test_a_name_in_place_of_a_backend_is_refused_with_the_way_to_one():
+    with pytest.raises(BadInput, match=r"backend: expected a Backend.*attention_backend.*'aiter_fa'"):
+        Planner("aiter_fa")

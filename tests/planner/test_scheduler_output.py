@@ -172,6 +172,18 @@ def test_a_plain_dict_serves_as_the_table():
     assert table == {"b": 44}
 
 
+def test_a_plain_dict_follows_a_request_that_is_preempted_twice():
+    table = {}
+    Batch.from_vllm_scheduler(step({"a": 10}, [new("a", 10)]), table)
+    for outputs in (3, 5):
+        prefill = 10 + outputs
+        resumed = step({"a": prefill}, cached=[("a", 0)], resumed=["a"], outputs={"a": outputs})
+        Batch.from_vllm_scheduler(resumed, table)
+        assert table == {"a": prefill}
+        after = Batch.from_vllm_scheduler(step({"a": 1}, cached=[("a", prefill)]), table)
+        assert kinds(after) == {"a": "decode"}
+
+
 def test_drafts_in_flight_make_the_next_length_an_upper_bound():
     table = PrefillTable()
     Batch.from_vllm_scheduler(step({"a": 10, "b": 10}, [new("a", 10), new("b", 10)]), table)

@@ -219,5 +219,7 @@ def test_options_that_cannot_be_right_are_refused(tmp_path):
 def test_backends_are_found_by_name():
     for name in BUILT_IN:
         assert attention_backend(name).name == name
-    with pytest.raises(BadInput, match=r"^backend: expected one of aiter_fa, aiter_mla, triton, triton_mla; got 'flash'$"):
+    with pytest.raises(
+        BadInput, match=r"^backend: expected one of aiter_fa, aiter_mla, triton, triton_mla; got 'flash'$"
+    ):
         attention_backend("flash")
