@@ -237,6 +237,57 @@ def test_requests_without_kv_are_placed_as_the_chosen_planner_places_them(triton
         assert_same_plan(plan_on_device(triton_mla, qo, kv, rule, True), schedules.mla_decode(qo, kv, **rule))
 
 
+class Recorder:
+    """A kernel that also remembers its grids and what it was called with: addresses for tensors, numbers as they are."""
+
+    def __init__(self, kernel, calls):
+        self.kernel, self.calls = kernel, calls
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            fixed = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+            self.calls.append((self.kernel.fn.__name__, grid, fixed, constants))
+            return self.kernel[grid](*args, **constants)
+
+        return launch
+
+
+def test_a_graph_captured_once_serves_other_lengths(triton_mla, monkeypatch):
+    """A replay repeats launches, addresses and numbers: none of them may depend on lengths, and nothing may be left."""
+    calls = []
+    for name in ("scan_tiles", "emit_works", "persistent_decode", "reduce_partials"):
+        monkeypatch.setattr(triton_mla.kernels, name, Recorder(getattr(triton_mla.kernels, name), calls))
+    rule = {"num_heads": 16, "num_cu": 5, "gfx": "gfx942", "q_dtype": "bf16", "kv_dtype": "bf16"}
+    rule |= {"max_seqlen_qo": 2, "uni_seqlen_qo": 2}
+    requests, most = 3, 600
+    qo = int32([2 * i for i in range(requests + 1)])
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(2 * requests, 16, LATENT + ROPE, generator=generator).to(DEVICE)
+    pages = torch.randn(most, LATENT + ROPE, generator=generator).to(DEVICE)
+    page_list = torch.randperm(most, generator=generator).to(torch.int32).to(DEVICE)
+    work = triton_mla.WorkBuffers.allocate(shapes_for(requests, rule), DEVICE)
+    packing = schedules.packing_rule(requests, **rule)
+    scheduler = triton_mla.DeviceScheduler(packing, requests, max_seqlen_qo=2, uni_seqlen_qo=2, device=DEVICE)
+    shape = triton_mla.DecodeShape(16, LATENT, ROPE, 2)
+    pool = triton_mla.PartialPool.allocate(2 * len(work.reduce_partial_map), 16, LATENT, DEVICE)
+    output, kv, steps = shape.allocate_output(q), int32([0] * (requests + 1)), []
+    for lens in ([200, 3, 90], [2, 2, 2], [9, 580, 11]):
+        starts = [0, *np.cumsum(lens).tolist()]
+        kv.copy_(int32(starts))
+        for poisoned in (*output, pool.out, pool.lse):
+            poisoned.fill_(float("nan"))
+        calls.clear()
+        scheduler(qo, kv, work)
+        got = triton_mla.persistent_decode(q, pages, page_list, qo, work, pool, shape, 0.2, output)
+        steps.append(list(calls))
+        exact = LatentCache(pages.double().cpu(), page_list.cpu(), LATENT)
+        plan = schedules.mla_decode(qo.tolist(), starts, **rule)
+        wanted = mla_decode(q.double().cpu(), exact, qo.tolist(), plan, scale=0.2)
+        assert_near(got[0], wanted[0], lens)
+    assert steps[0] == steps[1] == steps[2]
+    assert [name for name, *_ in steps[0]] == ["scan_tiles", "emit_works", "persistent_decode", "reduce_partials"]
+
+
 def test_buffers_come_all_together_or_not_at_all(triton_mla):
     rule = {"num_heads": 16, "num_cu": 4, "gfx": "gfx942", "q_dtype": "bf16", "kv_dtype": "bf16", "max_seqlen_qo": 1}
     shapes = shapes_for(2, rule)

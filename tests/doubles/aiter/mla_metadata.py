@@ -88,8 +88,8 @@ def get_mla_metadata_v1(
             num_heads=num_heads_per_head_k,
             num_cu=CARD.num_cu,
             gfx=CARD.gfx,
-            q_dtype=NAMES[dtype_q],
-            kv_dtype=NAMES[dtype_kv],
+            q_dtype=NAMES[dtype_q or "bf16"],  # what aiter takes where none is named
+            kv_dtype=NAMES[dtype_kv or "bf16"],
             max_seqlen_qo=max_seqlen_qo,
             uni_seqlen_qo=uni_seqlen_qo,
             kv_granularity=kv_granularity,

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The three field cases on one GPU. Needs a folder $OUT and, made where there is a package index and carried along, the
+# kit of bench/gpu_vllm in .kit/ (make_kit.sh .kit) and upstream's files in .pack/ (bench/cases.py --pack .pack).
+# Then the kernels' numerics, under compute-sanitizer where the machine has one. Usage: cases.sh [SECONDS]
+set -u
+mkdir -p /tmp/link && ln -sfn "$PWD" /tmp/link/syncfree
+KIT=.kit source .kit/enter.sh
+export PYTHONPATH=/tmp/link:$PYTHONPATH SYNCFREE_RELEASED=$PWD/.pack VLLM_LOGGING_LEVEL=ERROR
+timeout 400 python3 bench/cases.py --out "$OUT" --seconds "${1:-260}" | tee "$OUT/cases.log"; rc=${PIPESTATUS[0]}
+echo "cases rc $rc"
+timeout 180 python3 bench/gpu/mla_h200.py "$OUT/sanitizer.json" --sanitizer --seconds 170; echo "sanitizer rc $?"
+exit "$rc"
