@@ -57,7 +57,8 @@ class _Silence(Unreachable):
 class Attachment:
     """A helper process attached to process `pid`. Raises `Unreachable` with the reason wherever it cannot go on.
 
-    `carrier`: the thread that the injection may stop for some tens of milliseconds; default an idle one.
+    `carrier`: the thread that the injection may stop for some tens of milliseconds, as soon as it waits for something;
+    default any that does.
     """
 
     def __init__(self, pid: int, *, carrier: int = 0, seconds: float = _SECONDS) -> None:

@@ -51,7 +51,7 @@ class Helper:
         began = time.monotonic()
         if not tracing.threads_of(self.pid):
             raise Refused(f"process {self.pid} does not exist")
-        carrier = ask.get("tid") or tracing.idle_thread(self.pid)
+        carrier = tracing.idle_thread(self.pid, ask.get("tid") or 0)
         try:
             tracing.consent(self.pid, carrier)
             self.shared = _agent_mapped(self.pid)
@@ -192,6 +192,12 @@ class Helper:
         if self.session is not None and not self.gone:
             self.detach({"seconds": 10.0})
 
+    def wait_until_let_go(self, seconds: float = 300.0) -> None:
+        """Until frida holds no thread of the target: one taken from it half way would never go on with its own work."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and tracing.holds_any(self.pid):
+            time.sleep(0.01)
+
 
 def _slow_clock() -> patience.SlowClock | None:
     """For frida's timers; None where its library is built in a way that we do not know: its own limits then hold."""
@@ -256,4 +262,5 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the target may be gone half way through
             if not helper.gone:
                 os.write(errors, f"syncfree: probe: {_one_line(error)}\n".encode())
+        helper.wait_until_let_go()
         os._exit(0)  # frida's threads may not end by themselves

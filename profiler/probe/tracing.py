@@ -25,6 +25,7 @@ _WALL = 0x40000000
 _REGISTERS, _RIP, _RSP = 27, 16, 19
 _LATE_SECONDS = 0.02  # a thread in an uninterruptible wait of the kernel's is not waited for longer than this
 _LEAVE_SECONDS = 5.0
+_ASLEEP_SECONDS = 0.03
 _STOP_SECONDS = 5.0  # any other stops as soon as it gets a processor
 
 
@@ -307,19 +308,32 @@ def _on_the_way(stopped: Stopped, memory: int, code: list[tuple[int, int]]) -> b
     return False
 
 
-def idle_thread(pid: int, seconds: float = 0.03) -> int:
-    """A thread of `pid` that is waiting and has not run for a while, to carry the injection; `pid` if there is none.
+def idle_thread(pid: int, wanted: int = 0, patience: float = 5.0) -> int:
+    """A thread of `pid` that is waiting in the kernel and has not run for a while, to carry the injection.
 
-    Injecting stops the carrying thread for tens of milliseconds. One that waits for something loses nothing by it.
+    frida runs functions of its own on that thread, for tens of milliseconds, and puts back its general registers but
+    not its vector registers: one that computes would go on with wrong numbers. And they allocate memory: one that was
+    just doing so would find its allocator changed. Inside a system call neither can happen. `wanted`: this one alone.
+    Raises `TracingRefused` where none waits within `patience` seconds.
     """
-    first = {tid: _activity(pid, tid) for tid in threads_of(pid)}
-    time.sleep(seconds)
-    quiet = []
-    for tid, before in first.items():
-        after = _activity(pid, tid)
-        if tid != pid and before is not None and before == after and before[0] == "S":
-            quiet.append((_waits_restartably(pid, tid), -before[2], tid))
-    return max(quiet)[2] if quiet else pid
+    deadline = time.monotonic() + patience
+    while True:
+        tids = [wanted] if wanted else threads_of(pid)
+        first = {tid: _activity(pid, tid) for tid in tids}
+        time.sleep(_ASLEEP_SECONDS)
+        quiet = []
+        for tid, before in first.items():
+            after = _activity(pid, tid)
+            if before is not None and before == after and before[0] == "S":
+                quiet.append((tid != pid, _waits_restartably(pid, tid), -before[2], tid))
+        if quiet:
+            return max(quiet)[3]
+        if time.monotonic() > deadline:
+            which = f"thread {wanted}" if wanted else "no thread"
+            text = "does not wait" if wanted else "waits for anything"
+            raise TracingRefused(
+                f"{which} of process {pid} {text}, and the injection would change the numbers of one that computes"
+            )
 
 
 def _activity(pid: int, tid: int) -> tuple[str, int, int] | None:

@@ -1,9 +1,11 @@
 """The thread that carries the injection, and all others that are stopped for the hooks, go on waiting as before."""
 
+import signal
 import subprocess
 import time
 
 import pytest
+from syncfree.errors import Unreachable
 from syncfree.profiler.probe import Attachment
 
 from .conftest import DOUBLES, compiled
@@ -50,3 +52,21 @@ def test_no_wait_ends_early_whichever_thread_carries_the_injection(waiters):
     assert {kind: early for kind, (_, early, _) in told.items() if early} == {}
     assert {kind for kind, (_, _, interrupted) in told.items() if interrupted} <= set(ENDED_BY_A_STOP)
     assert {told[kind][0] for kind in ENDLESS} == {0}
+
+
+def test_a_process_whose_only_thread_computes_is_refused_and_its_numbers_stay(needs_probe, tmp_path):
+    binary = compiled(DOUBLES / "numbers.c", tmp_path / "numbers")
+    target = subprocess.Popen([str(binary)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert target.stdout.readline() == "up\n"
+        with pytest.raises(Unreachable, match=f"no thread of process {target.pid} waits for anything"):
+            Attachment(target.pid)
+        with pytest.raises(Unreachable, match=f"thread {target.pid} of process {target.pid} does not wait"):
+            Attachment(target.pid, carrier=target.pid)
+        target.send_signal(signal.SIGUSR1)
+        rounds, changed = map(int, target.stdout.readline().split())
+        assert rounds > 0
+        assert changed == 0
+    finally:
+        target.kill()
+        target.communicate()
