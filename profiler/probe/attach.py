@@ -31,7 +31,7 @@ from ..collectors.base import Counters
 from . import arena as layout
 from .entry_points import VENDORS, Vendor, encoded
 from .events import Decoder
-from .tracing import threads_of, tracer_of
+from .tracing import holds_any
 
 _SECONDS = 30.0  # more than any step of an attachment takes; beyond it the target is stuck
 # On two processors with twenty programs a vLLM worker was attached to after 29 s. Taking the helper away from a target
@@ -110,7 +110,7 @@ class Attachment:
 
     def _carried(self) -> bool:
         """Whether the helper has a thread of the target stopped: it must not be killed then."""
-        return any(tracer_of(self.pid, tid) == self._process.pid for tid in threads_of(self.pid))
+        return holds_any(self.pid, self._process.pid)
 
     def _ask(self, do: str, within: float | None = None, **what: Any) -> dict[str, Any]:
         process = self._process

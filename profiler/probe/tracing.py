@@ -107,12 +107,18 @@ def consent(pid: int, tid: int) -> None:
 
 
 def tracer_of(pid: int, tid: int) -> int:
-    """The process that traces this thread; 0 if none."""
+    """The thread, of whatever process, that traces this thread; 0 if none."""
     try:
         status = Path(f"/proc/{pid}/task/{tid}/status").read_text()
     except OSError:
         return 0
     return int(next((x.split()[1] for x in status.splitlines() if x.startswith("TracerPid")), "0"))
+
+
+def holds_any(pid: int, tracer: int = 0) -> bool:
+    """Whether process `tracer`, by default this one, traces a thread of `pid`: by any of its threads, frida's too."""
+    threads = set(threads_of(tracer or os.getpid()))
+    return any(tracer_of(pid, tid) in threads for tid in threads_of(pid))
 
 
 def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:

@@ -110,3 +110,19 @@ def test_a_stranger_may_not(target):
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "Operation not permitted\n"
     assert memory(target) == b"before__"
+
+
+def test_who_holds_a_thread_is_known_whichever_of_its_threads_does(target):
+    """The kernel names the tracing thread, not its process; frida traces from a thread of its own."""
+    code = (
+        "import ctypes, sys, threading, time; libc = ctypes.CDLL(None);\n"
+        f"t = threading.Thread(target=lambda: (libc.ptrace(0x4206, {target.pid}, None, None), print('on', flush=True), "
+        "sys.stdin.read()))\n"
+        "t.start(); t.join()"
+    )
+    tracer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert tracer.stdout.readline() == "on\n"
+    assert tracing.holds_any(target.pid, tracer.pid)
+    assert not tracing.holds_any(target.pid)
+    tracer.communicate("")
+    assert not tracing.holds_any(target.pid, tracer.pid)
