@@ -80,7 +80,7 @@ def kernels(run: Any) -> dict[str, Any]:
         return compare(recorded["timing"]["rows"], 132) | {"replayed": str(RECORDED.relative_to(ROOT))}
     import mla_h200
 
-    timing = mla_h200.time_shapes(_timed(run, mla_h200))
+    timing = mla_h200.time_shapes(_timed(mla_h200))
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     told = compare(timing["rows"], processors)
     run.failures += [f"case 3: {name}: {kernel} is {regret:.1%} slower" for name, kernel, regret in told["misses"]]
@@ -91,8 +91,9 @@ def kernels(run: Any) -> dict[str, Any]:
     return told
 
 
-def _timed(run: Any, module: Any) -> Any:
-    return module.Run(512, 64, False, min(run.deadline, time.monotonic() + 200))
+def _timed(module: Any) -> Any:
+    # Of its own: what the serving loops took must not leave this one without.
+    return module.Run(512, 64, False, time.monotonic() + 90)
 
 
 def compare(rows: list[dict[str, Any]], num_cu: int) -> dict[str, Any]:

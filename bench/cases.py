@@ -144,7 +144,8 @@ class Tally:
             "step_ms_of_rounds": {kind: [round(ms, 4) for ms in times] for kind, times in self.rounds.items()},
             "steps": {kind: len(times) for kind, times in self.steps.items()},
             "build_us": {kind: round(statistics.median(times), 1) for kind, times in self.builds.items()},
-            "tokens_sha256": hashlib.sha256(json.dumps(self.tokens[0]).encode()).hexdigest() if self.tokens else None,
+            "tokens_sha256": hashlib.sha256(json.dumps(self.tokens[0]).encode()).hexdigest(),
+            "tokens_repeat": all(tokens == self.tokens[0] for tokens in self.tokens),
         }
         return found | (self._serving() if self.requests else {})
 
@@ -192,9 +193,11 @@ def counted(run: Run, serve: Callable[[Any], None]) -> dict[str, Any]:
 
 def check(run: Run, case: str, variants: dict[str, Any]) -> None:
     """Ours planned every step, and all variants gave the same tokens."""
-    tokens = {name: told["tokens_sha256"] for name, told in variants.items() if told.get("tokens_sha256")}
-    run.tokens_of[case] = next(iter(tokens.values()))
-    if len(set(tokens.values())) > 1:
+    tokens = {name: told["tokens_sha256"] for name, told in variants.items()}
+    run.tokens_of[case] = tokens["before"]
+    if not all(told["tokens_repeat"] for told in variants.values()):
+        run.failures.append(f"{case}: rounds of one builder differ in their tokens: the device does not repeat itself")
+    elif len(set(tokens.values())) > 1:
         run.failures.append(f"{case}: not all variants gave the same tokens: {tokens}")
 
 

@@ -207,7 +207,7 @@ def prefill_attention(device: Any, dtype: Any) -> Callable[..., Any]:
         sample = torch.zeros(1, 2, 32, 192, dtype=dtype, device=device)
         try:
             _lower_right(sample[..., :16, :], sample, sample, 1.0)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             print(f"prefill attention with a mask, for the fused one failed: {error}")
         else:
             return _lower_right

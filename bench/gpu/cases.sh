@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # The three field cases on one GPU. Needs a folder $OUT and, made where there is a package index and carried along, the
 # kit of bench/gpu_vllm in .kit/ (make_kit.sh .kit) and upstream's files in .pack/ (bench/cases.py --pack .pack).
-# Then the kernels' numerics, under compute-sanitizer where the machine has one. Usage: cases.sh [SECONDS]
+# Then the kernels' numerics, under compute-sanitizer where the machine has one. Usage: cases.sh [more arguments of cases.py]
 set -u
 mkdir -p /tmp/link && ln -sfn "$PWD" /tmp/link/syncfree
+for source in planner/schedules/_native planner/_rows backends/_mla_context; do # ours as it is installed: compiled
+    cc -O2 -shared -fPIC -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" "$source.c" \
+        -o "$source$(python3 -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" 2>/dev/null ||
+        echo "not compiled, its NumPy twin serves: $source"
+done
 KIT=.kit source .kit/enter.sh
 export PYTHONPATH=/tmp/link:$PYTHONPATH SYNCFREE_RELEASED=$PWD/.pack VLLM_LOGGING_LEVEL=ERROR
-timeout 400 python3 bench/cases.py --out "$OUT" --seconds "${1:-260}" | tee "$OUT/cases.log"; rc=${PIPESTATUS[0]}
+timeout 400 python3 bench/cases.py --out "$OUT" --seconds 260 "$@" | tee "$OUT/cases.log"; rc=${PIPESTATUS[0]}
 echo "cases rc $rc"
 timeout 180 python3 bench/gpu/mla_h200.py "$OUT/sanitizer.json" --sanitizer --seconds 170; echo "sanitizer rc $?"
 exit "$rc"

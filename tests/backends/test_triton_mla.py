@@ -238,7 +238,7 @@ def test_requests_without_kv_are_placed_as_the_chosen_planner_places_them(triton
 
 
 class Recorder:
-    """A kernel that also remembers its grids and what it was called with: addresses for tensors, numbers as they are."""
+    """A kernel that also remembers its grids and what it was called with: tensors by address, numbers as they are."""
 
     def __init__(self, kernel, calls):
         self.kernel, self.calls = kernel, calls

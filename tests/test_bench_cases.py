@@ -1,0 +1,108 @@
+"""The device's work in bench/cases.py: what a GPU would run, interpreted or beside its stand-in, on a CPU."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules of the benchmark; they find each other on the path."""
+    before = list(sys.path)
+    sys.path.insert(0, str(BENCH))
+    try:
+        import cases
+        import serving
+
+        yield cases, serving
+    finally:
+        sys.path[:] = before
+
+
+INTERPRETED = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+sys.path.insert(0, {bench!r})
+import cases, field_builders
+from serving import SMOKE, Row
+
+for drafts in (0, 1):
+    run = SimpleNamespace(smoke=False, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(drafts)
+    q = torch.randn(3 * (1 + drafts), SMOKE.heads, SMOKE.latent + SMOKE.rope, generator=generator)
+    cache = torch.randn(3 * SMOKE.room, SMOKE.latent + SMOKE.rope, generator=generator)
+    lens = torch.tensor([70, 5, 33], dtype=torch.int32)
+    table = torch.arange(3 * SMOKE.room // SMOKE.block, dtype=torch.int32).view(3, -1)
+    _, kv, pages = field_builders.token_pages(table, lens, SMOKE.block)
+    qo = torch.arange(0, 4 * (1 + drafts), 1 + drafts, dtype=torch.int32)
+    rows = [Row(slot, 1 + drafts, int(n) - 1 - drafts, True, True) for slot, n in enumerate(lens)]
+    inputs = SimpleNamespace(rows=rows, decode_rows=3, decode_tokens=len(q))
+    got = cases.decode_kernel(run, SMOKE, drafts)(q, cache, qo, kv, pages, inputs, 0.3)
+    wanted = cases._decode_in_torch(q, cache, qo, kv, pages, inputs, 0.3)
+    error = float((got - wanted).norm() / wanted.norm())
+    assert error < 1e-5, error
+    print("near", drafts)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: kernels are not run")
+def test_the_triton_kernel_of_decode_rows_equals_its_stand_in():
+    program = [sys.executable, "-c", INTERPRETED.format(bench=str(BENCH))]
+    import os
+
+    done = subprocess.run(
+        program, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[:2] == ["near 0", "near 1"]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (5, 5), (4, 19)])
+def test_both_ways_of_prefill_attention_agree(bench, queries, keys):
+    _, serving = bench
+    generator = torch.Generator().manual_seed(keys)
+    q, k, v = (torch.randn(1, 2, n, 16, generator=generator) for n in (queries, keys, keys))
+    fused, masked = serving._lower_right(q, k, v, 0.3), serving._masked(q, k, v, 0.3)
+    torch.testing.assert_close(fused, masked, atol=1e-5, rtol=1e-5)
+    # the first query sees the context and itself, the last one everything
+    scores = (q[0, 0, 0] @ k[0, 0, : keys - queries + 1].T * 0.3).softmax(-1)
+    torch.testing.assert_close(masked[0, 0, 0], scores @ v[0, 0, : keys - queries + 1], atol=1e-5, rtol=1e-5)
+
+
+def test_times_between_steps_belong_to_the_later_one(bench):
+    cases, serving = bench
+    records = [
+        serving.StepRecord(kind, 1.0, ended) for kind, ended in (("causal", 1.0), ("chunked", 1.5), ("decode", 1.7))
+    ]
+    times = cases.step_times(records)
+    assert {kind: [round(ms, 6) for ms in found] for kind, found in times.items()} == {
+        "chunked": [500.0],
+        "decode": [200.0],
+    }
+
+
+def test_fitting_the_route_anew_finds_the_same_coefficients(bench):
+    """One block size, the settings of the packaged data: least squares is deterministic."""
+    import json
+
+    spec = importlib.util.spec_from_file_location("fit_times", BENCH / "gpu" / "fit_times.py")
+    fit = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fit)
+    from syncfree.backends import mla_decode_times as model
+
+    known = model.measured()
+    rows = json.loads((BENCH.parent / known.source).read_text())["timing"]["rows"]
+    rows = [row for row in rows if model.block_rows(row["heads"] * row["query_len"]) == 16]
+    fit.candidates = lambda block: iter([known.blocks[block]])
+    fitted, errors = fit.fit_block(rows, 16, known.num_cu)
+    assert errors["timings"] == 8 * len(rows)
+    assert fitted.fixed == pytest.approx(known.blocks[16].fixed, rel=1e-3)
+    assert fitted.persistent == pytest.approx(known.blocks[16].persistent, rel=1e-3)
