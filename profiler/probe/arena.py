@@ -1,6 +1,6 @@
 """The memory that the hooks write and a reader reads by address: counters, the ring of sync records, names of code.
 
-Mirrors `struct Arena` of probe.c (a test compiles it and compares). Standard library only, and no import from this
+Mirrors `struct Arena` of layout.c (a test compiles it and compares). Standard library only, and no import from this
 package: the attaching client sends this file into targets that have nothing of ours installed.
 """
 

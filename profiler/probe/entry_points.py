@@ -258,7 +258,7 @@ _OTHER = 8
 
 
 def encoded(vendor: Vendor) -> list[tuple[str, list[int], bool, str]]:
-    """(export, bytes of probe.c's `Entry`, whether it is a launch, name) for every export of the table."""
+    """(export, bytes of layout.c's `Entry`, whether it is a launch, name) for every export of the table."""
     wanted = []
     for point in vendor.table:
         api = lookup(point.name)
