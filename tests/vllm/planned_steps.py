@@ -1,14 +1,18 @@
 """Run a real in-process vLLM engine under `SYNCFREE_PLANNER`, with the plugin registered first as in a server.
 
-usage: planned_steps.py MODEL_DIR NUM_BLOCKS [--rounds N] [--aiter] [--inspect]   (prints one JSON object)
+usage: planned_steps.py MODEL_DIR NUM_BLOCKS [--rounds N] [--waves N] [--aiter] [--triton-mla] [--wrong-lengths]
+    [--inspect]   (prints one JSON object)
 
 All requests of a wave are queued at its start: long prompts that are cut, prompts with a common prefix, and more
 decodes than the cache holds, so that some are preempted and resumed. `--aiter` also hands every step to vLLM's AITER
-builders and compares the plans with what they make. `--inspect` records a few steps through the agent.
+builders and compares the plans with what they make. `--triton-mla`, for a model with latent attention, has TRITON_MLA's
+builder make the metadata that vLLM's CPU kernels read. `--wrong-lengths` has every planned decode miss its newest
+token: tokens have to change. `--inspect` records a few steps through the agent.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import random
 from collections import Counter
@@ -41,6 +45,41 @@ def watch_steps():
         return execute(self, scheduler_output, *args, **kwargs)
 
     GPUModelRunner.execute_model = execute_model
+
+
+def weights_that_matter():
+    """vLLM's dummy weights are so small that attention adds nothing: every token would follow from the one before."""
+    import torch
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    def load_weights(self, model, model_config):
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.data.fill_(1)
+            else:
+                values = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
+                parameter.data.copy_(values)
+
+    DummyModelLoader.load_weights = load_weights
+
+
+def wrong_lengths():
+    """A planner that lets every decode miss the newest token of its sequence."""
+    import torch
+    from syncfree.backends.vllm.planned import cpu, triton_mla
+
+    for adapter in (cpu.CpuAttention, triton_mla.TritonLatentAttention):
+        right = adapter.materialise
+
+        def wrong(self, builder, plan, *about, right=right):
+            metadata = right(self, builder, plan, *about)
+            made = metadata.decode if hasattr(metadata, "decode") else metadata
+            if made is not None:
+                made.seq_lens = torch.where(made.seq_lens > 1, made.seq_lens - 1, made.seq_lens)
+            return metadata
+
+        adapter.materialise = wrong
 
 
 def waves(rounds):
@@ -118,6 +157,29 @@ class AiterShadows:
         }
 
 
+def build_by_triton_mla():
+    """CPU_MLA with the builder of TRITON_MLA: metadata of one class, so that the CPU's kernels read what it makes.
+
+    vLLM turns chunking and prefix hits off for latent attention on the CPU, though its kernels gather contexts.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+    from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
+
+    CPUMLABackend.get_builder_cls = staticmethod(TritonMLABackend.get_builder_cls)
+    platform = type(current_platform)
+    check = platform.check_and_update_config.__func__
+
+    def check_and_update_config(cls, config):
+        scheduler, cache = config.scheduler_config, config.cache_config
+        asked = (scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching)
+        check(cls, config)
+        scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching = asked
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
+    return {"attention_config": {"backend": "CPU_MLA"}}
+
+
 def inspected(run):
     """The planner's part of the report of what runs meanwhile."""
     recorder = watch.current().recorder
@@ -144,10 +206,17 @@ def main():
     parser.add_argument("blocks", type=int)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--aiter", action="store_true")
+    parser.add_argument("--waves", type=int, default=None, help="no more than so many")
+    parser.add_argument("--wrong-lengths", action="store_true")
+    parser.add_argument("--triton-mla", action="store_true")
     parser.add_argument("--inspect", action="store_true")
     options = parser.parse_args()
     watch_steps()
+    weights_that_matter()
+    if options.wrong_lengths:
+        wrong_lengths()
     aiter = AiterShadows() if options.aiter else None
+    more = build_by_triton_mla() if options.triton_mla else {}
     llm = LLM(
         options.model,
         load_format="dummy",
@@ -159,21 +228,27 @@ def main():
         enable_prefix_caching=True,
         disable_log_stats=True,
         num_gpu_blocks_override=options.blocks,
+        **more,
     )
     if aiter is not None:
         aiter.watch_builds()
-    tokens = hashlib.sha256()
+    tokens, by_wave, last = hashlib.sha256(), [], set()
 
     def run(wave):
         params = [SamplingParams(max_tokens=count, temperature=0, ignore_eos=True) for _, count in wave]
         for output in llm.generate([prompt for prompt, _ in wave], params, use_tqdm=False):
-            tokens.update(str(list(output.outputs[0].token_ids)).encode())
+            told = list(output.outputs[0].token_ids)
+            last.add(told[-1])
+            tokens.update(str(told).encode())
 
-    for wave in waves(options.rounds):
+    for wave in itertools.islice(waves(options.rounds), options.waves):
         run(wave)
+        by_wave.append(tokens.hexdigest())
     result = {
         "mode": TALLY.mode,
         "tokens": tokens.hexdigest(),
+        "by_wave": by_wave,
+        "different_last_tokens": len(last),
         "seen": dict(SEEN),
         "planned": TALLY.planned,
         "compared": TALLY.compared,
