@@ -101,7 +101,10 @@ class Server:
         wrapped = (
             fake_vllm.SOURCES and self.runner is not None and hasattr(type(self.runner).execute_model, "__syncfree__")
         )
+        server = sys.modules.get("syncfree.profiler.agent.server")
+        agent = server.current_agent() if server is not None else None
         return {
+            "recording": agent is not None and agent.recorder.session is not None,
             "steps": self.steps,
             "longest_ms": longest,
             "maps": len((proc / "maps").read_text().splitlines()),

@@ -124,8 +124,9 @@ def test_a_killed_client_leaves_nothing(engine, profile, agents):
 def test_an_interrupted_client_keeps_what_it_has_and_leaves(engine, profile, tmp_path):
     path = tmp_path / "r.json"
     client = profile("--pid", str(engine.pid), "--seconds", "300", "--json", str(path))
-    wait_for(lambda: engine.told()["wrapped"])
-    time.sleep(1.0)
+    wait_for(lambda: engine.told()["recording"])
+    steps = engine.told()["steps"]
+    wait_for(lambda: engine.told()["steps"] > steps)
     client.send_signal(signal.SIGINT)
     code, _, err = finished(client)
     assert code == 0, err
