@@ -207,7 +207,8 @@ def _allow(entry: Any, where: str) -> Allow:
     _known(entry, ("site", "reason", "until", "kind"), where)
     for key in ("site", "reason"):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
-            raise BadInput(f"{where}.{key}: expected a text, got {_kind(entry.get(key))}")
+            got = "an empty one" if isinstance(entry.get(key), str) else _kind(entry.get(key))
+            raise BadInput(f"{where}.{key}: expected a text, got {got}")
     kind = entry.get("kind")
     if kind is not None and kind not in (*SYNC_KINDS, "maybe"):
         raise BadInput(f"{where}.kind: expected one of {', '.join(SYNC_KINDS)}, maybe; got {kind!r}")

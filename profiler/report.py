@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ..errors import BadInput
 
 FORMAT: Literal["syncfree.report/1"] = "syncfree.report/1"
-Figure = int | None
+Figure = Annotated[int, msgspec.Meta(ge=0)] | None
 Amount = float | None
 Verdict = Literal["sync-free", "syncs", "unknown"]
 

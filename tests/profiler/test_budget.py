@@ -75,7 +75,7 @@ def test_an_allow_entry_has_a_site_a_reason_and_maybe_a_day():
         ("", "b.toml: expected at least one [budget.CLASS] table, got none"),
         ("[budget.decode", "b.toml: expected TOML:"),
         ("[[allow]]\nsite='a.py:f'", "b.toml: allow[0].reason: expected a text, got none"),
-        ("[[allow]]\nsite='a.py:f'\nreason=' '", "b.toml: allow[0].reason: expected a text"),
+        ("[[allow]]\nsite='a.py:f'\nreason=' '", "b.toml: allow[0].reason: expected a text, got an empty one"),
         ("[[allow]]\nsite='a.py'\nreason='r'", "b.toml: allow[0].site: expected file.py:function, got 'a.py'"),
         ("[[allow]]\nsite='a.py:12'\nreason='r'", "b.toml: allow[0].site: expected file.py:function (lines move)"),
         ("[[allow]]\nsite='a.py:f'\nreason='r'\nuntil='soon'", "b.toml: allow[0].until: expected a date"),

@@ -141,3 +141,11 @@ def test_none_of_them_loads_torch(files, arguments):
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=files, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_count_below_zero_is_no_report(files, capsys):
+    text = (files / "bad.json").read_text().replace('"total":1', '"total":-1')
+    (files / "negative.json").write_text(text)
+    code, _, error = run(capsys, "check", "negative.json", "--fail-on", "decode:syncs=0")
+    assert code == 2
+    assert ">= 0 - at `$.steps[" in error
