@@ -6,89 +6,15 @@ Lengths come from the host only: upstream copies `seq_lens` back for every batch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ..errors import BadInput
 from ..planner import rows as passes
-from ..planner.backend import Backend, Field, Kernel, LengthUse, Maker, Route, Shape, Source, Step
+from ..planner.backend import Backend, Field, LengthUse, Maker, Route, Shape, Source, Step
 from ..planner.environment import Environment, Limits
 from ..planner.lengths import Int32Array
-
-CONTEXT_TOKENS = 32 * 1024  # tokens of context gathered at once, upstream's _CP_TOKENS_PER_ITER_ROCM
-MAX_STAGED_TOKENS = 2**28  # an int32 each is staged: one GiB, far past any cache
-
-
-# ---------------------------------------------------------------- values
-
-
-class ContextChunks(NamedTuple):
-    """The context of all extends, cut so that one round of gathering fits the workspace.
-
-    Every extend gets the same share of the workspace. int32; C chunks, E extends, T tokens in the fullest chunk.
-    """
-
-    cu_seq_lens: Int32Array  # (C, E + 1) first token of each extend in each chunk
-    starts: Int32Array  # (C, E) first context token of each chunk
-    token_to_batch: Int32Array  # (C, T) extend of each token; E behind a chunk's last token
-    max_seq_lens: list[int]
-    totals: list[int]
-
-
-def context_chunks(step: Step) -> ContextChunks:
-    """Cut the extends' context into chunks. Source: vLLM 0.32, `AiterFlashAttentionMetadataBuilder.build`."""
-    context = step.batch.computed_lens[step.rows("extend")]
-    extends = context.size
-    share = CONTEXT_TOKENS // extends
-    if share == 0:  # padding rows do not count against max_num_seqs, but take a share each
-        raise BadInput(f"query_lens: expected at most {CONTEXT_TOKENS} rows in the extend segment, got {extends}")
-    count = -(-int(np.maximum.reduce(context)) // share)
-    if count * CONTEXT_TOKENS > MAX_STAGED_TOKENS:
-        widest = max(extends, int(np.minimum(context, share).sum(dtype=np.int64)))
-        if count * widest > MAX_STAGED_TOKENS:
-            row = step.rows("extend").start + int(context.argmax())
-            raise BadInput(
-                f"seq_lens[{row}]: expected contexts of at most {MAX_STAGED_TOKENS} tokens, chunks times the fullest, "
-                f"got {count} x {widest}"
-            )
-    starts = np.empty((count, extends), dtype=np.int32)
-    cu_seq_lens = np.empty((count, extends + 1), dtype=np.int32)
-    longest = np.empty(count, dtype=np.int32)
-    passes.active.even_chunks(context, share, starts, cu_seq_lens, longest)
-    totals = cu_seq_lens[:, -1].tolist()
-    # upstream compares [chunks, extends, tokens] element by element for this
-    token_to_batch = passes.token_to_row(cu_seq_lens, max(totals, default=0))
-    return ContextChunks(cu_seq_lens, starts, token_to_batch, longest.tolist(), totals)
-
-
-class Windows(NamedTuple):
-    """What the sliding window leaves visible of each extend's sequence, int32."""
-
-    cu_seqlens: Int32Array  # (E + 1,)
-    seq_starts: Int32Array  # (E,)
-    token_to_batch: Int32Array  # (tokens,)
-    max_seqlens: int
-    total_tokens: int
-
-
-def windows(step: Step) -> Windows:
-    """Visible tokens of each extend: the window before its first query, and its queries."""
-    assert step.limits.sliding_window is not None
-    rows = step.rows("extend")
-    query, seq = step.batch.query_lens[rows], step.batch.seq_lens[rows]
-    # upstream's window is (W - 1, 0) and it adds one more
-    visible = np.minimum(seq.astype(np.int64), query.astype(np.int64) + step.limits.sliding_window)
-    total = int(visible.sum())
-    if total > MAX_STAGED_TOKENS:
-        row = rows.start + int(visible.argmax())
-        raise BadInput(
-            f"seq_lens[{row}]: expected <= {MAX_STAGED_TOKENS} tokens inside the windows of all extends, got {total}"
-        )
-    lengths = visible.astype(np.int32)
-    cu_seqlens = np.zeros(lengths.size + 1, dtype=np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    return Windows(cu_seqlens, seq - lengths, passes.token_to_row(cu_seqlens, total), int(lengths.max()), total)
+from . import fa_kernels as kernels
+from .fa_context import CONTEXT_TOKENS, context_chunks, windows
 
 
 def _query_start_loc(segment: str) -> Maker:
@@ -316,121 +242,7 @@ SHARING_FIELDS = (
     _sharing_field("seq_starts", _shared_seq_starts, "exact"),
 )
 
-# ---------------------------------------------------------------- kernels and routes
-
-SCALES = {"common.k_scale": "k_scales", "common.v_scale": "v_scales"}
-
-FORWARD = Kernel("forward", {"common.num_actual_tokens": "query, key, value, output"})
-CACHE_WRITE = Kernel("reshape_and_cache_flash", {"common.slot_mapping": "slot_mapping"})
-SHARED_GATHER = Kernel(
-    "cp_mha_gather_cache",
-    {
-        "common.block_table": "block_tables",
-        "kv_sharing.workspace": "key, value",
-        "kv_sharing.query_start_loc": "cu_seqlens_kv",
-        "kv_sharing.token_to_batch": "token_to_batch",
-        "kv_sharing.seq_starts": "seq_starts",
-    },
-)
-
-DECODE_CHOICE = Kernel("forward", {"decode.max_query_len": "choice of the decode kernel"})
-PAGED_ATTENTION = Kernel(
-    "paged_attention_v1",
-    {
-        "common.block_table": "block_tables",
-        "common.query_start_loc": "query_start_loc",
-        "common.seq_lens": "context_lens",
-        "common.max_seq_len": "max_context_len",
-    },
-)
-PAGED_SHUFFLE_READS = {
-    "common.block_table": "block_tables",
-    "common.seq_lens": "context_lens",
-    "common.max_seq_len": "max_seq_len",
-}
-PAGED_SHUFFLE = Kernel("paged_attention_common", PAGED_SHUFFLE_READS)
-PAGED_SHUFFLE_FP8 = Kernel(
-    "paged_attention_common", PAGED_SHUFFLE_READS | {"common.k_scale": "K_QScale", "common.v_scale": "V_QScale"}
-)
-UNIFIED = Kernel(
-    "unified_attention",
-    {
-        "common.query_start_loc": "cu_seqlens_q",
-        "common.seq_lens": "seqused_k",
-        "common.block_table": "block_table",
-        "common.max_seq_len": "max_seqlen_k",
-        "common.causal": "choice against flash_attn_with_kvcache",
-        "decode.max_query_len": "max_seqlen_q",
-    },
-)
-WITH_KVCACHE = Kernel(
-    "flash_attn_with_kvcache",
-    {
-        "common.seq_lens": "cache_seqlens",
-        "common.block_table": "page_table",
-        "common.causal": "causal",
-        "decode.max_query_len": "shape of q",
-    },
-)
-
-PREFILL = Kernel(
-    "flash_attn_varlen_func",
-    {
-        "prefill.query_start_loc": "cu_seqlens_q, cu_seqlens_k",
-        "prefill.max_query_len": "max_seqlen_q",
-        "prefill.max_seq_len": "max_seqlen_k",
-        "common.causal": "causal",
-    },
-)
-
-EXTEND_FORWARD = Kernel("extend_forward", {"extend.max_seq_len": "max_seqlen_k"})
-EXTEND_NEW = Kernel(
-    "flash_attn_varlen_func",
-    {"extend.query_start_loc": "cu_seqlens_q, cu_seqlens_k", "extend.max_query_len": "max_seqlen_q, max_seqlen_k"},
-)
-CONTEXT_GATHER_READS = {
-    "common.block_table": "block_tables",
-    "extend.chunk_context.workspace": "key, value",
-    "extend.chunk_context.cu_seq_lens_chunk": "cu_seqlens_kv",
-    "extend.chunk_context.chunk_starts": "seq_starts",
-    "extend.chunk_context.token_to_batch": "token_to_batch",
-    "extend.chunk_context.total_token_per_batch": "total_tokens",
-    "extend.chunk_context.num_chunks": "number of rounds",
-}
-CONTEXT_GATHER = Kernel("cp_mha_gather_cache", CONTEXT_GATHER_READS)
-CONTEXT_GATHER_FP8_SHUFFLE = Kernel("cp_mha_gather_cache", CONTEXT_GATHER_READS | SCALES)
-CONTEXT = Kernel(
-    "flash_attn_varlen_func",
-    {
-        "extend.query_start_loc": "cu_seqlens_q",
-        "extend.max_query_len": "max_seqlen_q",
-        "extend.chunk_context.cu_seq_lens_chunk": "cu_seqlens_k",
-        "extend.chunk_context.max_seq_lens": "max_seqlen_k",
-    },
-)
-MERGE = Kernel("merge_attn_states")
-WINDOW_GATHER = Kernel(
-    "cp_mha_gather_cache",
-    {
-        "common.block_table": "block_tables",
-        "extend.swa.workspace": "key, value",
-        "extend.swa.cu_seqlens": "cu_seqlens_kv",
-        "extend.swa.seq_starts": "seq_starts",
-        "extend.swa.token_to_batch": "token_to_batch",
-        "extend.swa.total_tokens": "total_tokens",
-    },
-)
-WINDOW = Kernel(
-    "flash_attn_varlen_func",
-    {
-        "extend.query_start_loc": "cu_seqlens_q",
-        "extend.max_query_len": "max_seqlen_q",
-        "extend.swa.cu_seqlens": "cu_seqlens_k",
-        "extend.swa.max_seqlens": "max_seqlen_k",
-    },
-)
-CHUNKED = (EXTEND_NEW, CONTEXT_GATHER, CONTEXT, MERGE)
-WINDOWED = (WINDOW_GATHER, WINDOW)
+# ---------------------------------------------------------------- routes
 
 CAUSAL_BY_ROW = "a causal flag that differs by row lies on the device, and this kernel takes one on the host"
 
@@ -447,31 +259,36 @@ ROUTES = (
     ),
     Route(
         "decode",
-        (WITH_KVCACHE,),
+        (kernels.WITH_KVCACHE,),
         lambda step: not step.batch.causal and _takes_unified(step),
-        DECODE_CHOICE,
+        kernels.DECODE_CHOICE,
     ),
     Route(
         "decode",
-        (UNIFIED, PAGED_ATTENTION),
+        (kernels.UNIFIED, kernels.PAGED_ATTENTION),
         lambda step: _both_layer_types(step) and not step.environment.attention_sinks and not _multi_token(step),
-        DECODE_CHOICE,
+        kernels.DECODE_CHOICE,
     ),
-    Route("decode", (UNIFIED,), _takes_unified, DECODE_CHOICE),
-    Route("decode", (PAGED_SHUFFLE_FP8,), _fp8_shuffle, DECODE_CHOICE),
-    Route("decode", (PAGED_SHUFFLE,), lambda step: step.environment.shuffle_kv, DECODE_CHOICE),
-    Route("decode", (PAGED_ATTENTION,), None, DECODE_CHOICE),
+    Route("decode", (kernels.UNIFIED,), _takes_unified, kernels.DECODE_CHOICE),
+    Route("decode", (kernels.PAGED_SHUFFLE_FP8,), _fp8_shuffle, kernels.DECODE_CHOICE),
+    Route("decode", (kernels.PAGED_SHUFFLE,), lambda step: step.environment.shuffle_kv, kernels.DECODE_CHOICE),
+    Route("decode", (kernels.PAGED_ATTENTION,), None, kernels.DECODE_CHOICE),
     Route(
         "extend",
         when=lambda step: step.environment.shuffle_kv and _windowed(step),
         refuse="the gather of a sliding window reads the NHD layout only, not the shuffle KV layout",
     ),
-    Route("extend", (*WINDOWED, *CHUNKED), _both_layer_types, EXTEND_FORWARD),
-    Route("extend", WINDOWED, _windowed, EXTEND_FORWARD),
-    Route("extend", (EXTEND_NEW, CONTEXT_GATHER_FP8_SHUFFLE, CONTEXT, MERGE), _fp8_shuffle, EXTEND_FORWARD),
-    Route("extend", CHUNKED, None, EXTEND_FORWARD),
+    Route("extend", (*kernels.WINDOWED, *kernels.CHUNKED), _both_layer_types, kernels.EXTEND_FORWARD),
+    Route("extend", kernels.WINDOWED, _windowed, kernels.EXTEND_FORWARD),
+    Route(
+        "extend",
+        (kernels.EXTEND_NEW, kernels.CONTEXT_GATHER_FP8_SHUFFLE, kernels.CONTEXT, kernels.MERGE),
+        _fp8_shuffle,
+        kernels.EXTEND_FORWARD,
+    ),
+    Route("extend", kernels.CHUNKED, None, kernels.EXTEND_FORWARD),
     Route("prefill", when=lambda step: step.batch.causal is None, refuse=CAUSAL_BY_ROW),
-    Route("prefill", (PREFILL,)),
+    Route("prefill", (kernels.PREFILL,)),
 )
 
 NEVER_READ = {
@@ -511,7 +328,10 @@ BACKEND = Backend(
     upstream="ROCM_AITER_FA",
     split="three",
     routes=ROUTES,
-    shared=(Route("all", (CACHE_WRITE,), entry=FORWARD), Route("kv_sharing", (SHARED_GATHER,), _shares)),
+    shared=(
+        Route("all", (kernels.CACHE_WRITE,), entry=kernels.FORWARD),
+        Route("kv_sharing", (kernels.SHARED_GATHER,), _shares),
+    ),
     fields=(*COMMON_FIELDS, *SEGMENT_FIELDS, *CHUNK_FIELDS, *WINDOW_FIELDS, *SHARING_FIELDS),
     never_read=NEVER_READ,
     check=_check,

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from syncfree.backends import aiter_fa
+from syncfree.backends import aiter_fa, fa_context
 from syncfree.backends.reference import (
     LatentCache,
     PlannedStep,
@@ -214,9 +214,8 @@ def assert_planned_step_is_right(batch, query_lens, seq_lens, seed=0):
 
 
 def test_the_minimal_plan_is_enough_for_random_batches(monkeypatch):
-    monkeypatch.setattr(
-        aiter_fa, "CONTEXT_TOKENS", 96
-    )  # so that contexts of tokens, not thousands, need several rounds
+    for module in (aiter_fa, fa_context):  # so that contexts of tokens, not thousands, need several rounds
+        monkeypatch.setattr(module, "CONTEXT_TOKENS", 96)
     rng, seen, rounds = random.Random(6), set(), set()
     for seed in range(60):
         rows = [(1, rng.randrange(1, 60)) for _ in range(rng.randrange(4))]
