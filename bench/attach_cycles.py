@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -130,10 +131,14 @@ def main() -> int:
         "detach_pause_ms_max": round(max(c["detach_pause_ms"] for c in cycles), 2),
         "exit_code": code,
     }
+    # glibc keeps a heap, two mappings, for each of at most eight threads a core that ever ran at the same time.
+    room = {"mappings": 2 * 8 * (os.cpu_count() or 1), "rss_kb": sizes[0]["rss_kb"]}
+    grown = [name for name, most in summary["most"].items() if most > sizes[0][name] + room.get(name, 0)]
+    summary["grown"] = grown
     print(json.dumps(summary, indent=1))
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1))
-    return int(code != 0)
+    return int(code != 0 or bool(grown))
 
 
 if __name__ == "__main__":
