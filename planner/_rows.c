@@ -6,50 +6,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_vectors.h"
+
 enum { HAS_CONTEXT = 1, LONG = 2, DONE = 4, WHOLE = 8, IS_PADDING = 16 };
 enum { PADDING, DECODE, CAUSAL, EXTEND, CHUNKED };
 enum { GUESSED = 32, CERTAIN_CHUNK = 64, DISORDERED = 128, ANY_LONG = 256 };
 enum { HAS_UNKNOWN = 1, FLAG_DIFFERS = 2, REPEATED = 4 };
 #define MISALIGNED (-1)
 #define UNKNOWN_SLOT 0
-
-typedef struct {
-    Py_buffer view;
-    void *data;
-    Py_ssize_t count;
-} Vector;
-
-/* None opens as a null pointer. */
-static int vector_open(PyObject *object, Py_ssize_t width, int writable, Vector *vector) {
-    vector->data = NULL;
-    vector->count = 0;
-    vector->view.obj = NULL;
-    if (object == Py_None)
-        return 0;
-    if (PyObject_GetBuffer(object, &vector->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
-        return -1;
-    vector->data = vector->view.buf;
-    vector->count = vector->view.len / width;
-    return 0;
-}
-
-static void vectors_close(Vector *vectors, int count) {
-    for (int i = 0; i < count; i++)
-        if (vectors[i].view.obj != NULL)
-            PyBuffer_Release(&vectors[i].view);
-}
-
-static int expect_arguments(const char *name, Py_ssize_t got, Py_ssize_t expected) {
-    if (got == expected)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, expected, got);
-    return -1;
-}
-
-static int size_error(const char *name) {
-    PyErr_Format(PyExc_ValueError, "%s: arrays of different sizes", name);
-    return -1;
-}
 
 /* A count from a Python integer; -1 where it is no int32 >= 0. */
 static int64_t count_of(PyObject *object) {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +12,17 @@ from . import rows as passes
 from .errors import BadInput
 from .lengths import Int32Array, read_count
 
-if TYPE_CHECKING:
-    from .batch import Batch
+Made = TypeVar("Made")
 
 
 def read_metadata(
-    batch_type: type[Batch],
+    make: Callable[..., Made],
     common: Any,
     *,
     decode_threshold: int,
     short_extends_as_decodes: bool,
     drafts_in_flight: int | None,
-) -> Batch:
+) -> Made:
     """See `Batch.from_vllm_metadata`."""
     rows = int(common.num_reqs)
     starts = _host_array("query_start_loc_cpu", common.query_start_loc_cpu, rows + 1)
@@ -44,7 +44,7 @@ def read_metadata(
         raise BadInput(f"num_actual_tokens: expected >= query_start_loc_cpu[{rows}] = {total}, got {tokens}")
     causal = getattr(common, "causal", True)
     longest = int(np.maximum.reduce(seq)) if rows else 0
-    return batch_type(
+    return make(
         query,
         seq,
         computed,

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from . import vocabulary
 from .batch import Batch
 from .environment import Environment, Limits
 from .segments import QueryLens, Segment, Split
 
-Source: TypeAlias = Literal["host", "device", "persistent"]
+Source: TypeAlias = vocabulary.Source
 LengthUse: TypeAlias = Literal["none", "exact", "upper", "lower"]
-Shape: TypeAlias = tuple[int | None, ...]  # None: an extent that only the engine knows
+Shape: TypeAlias = vocabulary.Shape
 
 Made = TypeVar("Made")
 SEGMENT_NAMES = ("decode", "extend", "prefill", "all")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .attention_metadata import read_metadata
+from .classify import Classification
 from .errors import BadInput
 from .lengths import (
     INT32_MAX,
@@ -18,13 +19,9 @@ from .lengths import (
     read_flags,
     read_lengths,
 )
+from .plan import MetadataPlan
 from .scheduler_output import read_step
 from .segments import QueryLens, Segment, Split, cut
-
-if TYPE_CHECKING:
-    from .classify import Classification
-    from .plan import MetadataPlan
-
 
 _ARRAYS = ("query_lens", "seq_lens", "computed_lens", "prefill_lens", "cached_lens", "flag_lens", "seq_lens_lower")
 

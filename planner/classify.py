@@ -6,16 +6,14 @@ prefill although it may ride in a decode segment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from . import rows as passes
+from .batch_rows import BatchRows
 from .lengths import UInt8Array
 from .vocabulary import BatchClass, RowKind
-
-if TYPE_CHECKING:
-    from .batch import Batch
 
 # Indexed by the codes of rows.py.
 KINDS = (RowKind.PADDING, RowKind.DECODE, RowKind.CAUSAL_PREFILL, RowKind.EXTEND, RowKind.CHUNKED_PREFILL)
@@ -38,7 +36,7 @@ class Classification:
     mixed: bool  # decode rows beside others
     coarse: bool  # extend and chunked prefill could not be told apart for certain
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: BatchRows) -> None:
         table = np.empty((2, batch.query_lens.size), dtype=np.uint8)
         self.codes, self._regions = table[0], table[1]
         self._summary = summary = passes.active.describe(
@@ -93,7 +91,13 @@ class Classification:
         return self.batch_class is BatchClass.DECODE
 
 
-def classify(batch: Batch) -> Classification:
+class ClassifiedRows(BatchRows, Protocol):
+    """Rows that keep what was found of them."""
+
+    classification: Classification | None
+
+
+def classify(batch: ClassifiedRows) -> Classification:
     """Classify a batch (once; later calls return the same object): `.rows`, `.batch_class`, `.mixed`, `.order`."""
     found = batch.classification
     if found is None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from .classify import classify
+from .classify import ClassifiedRows, classify
 from .errors import UnorderedBatch
 from .segments import Segment, Split
-
-if TYPE_CHECKING:
-    from .batch import Batch
 
 _HOW = "order the rows first (plan with reorder)"
 
 
-def refuse_mis_served(batch: Batch, split: Split, segments: Sequence[Segment]) -> None:
+def refuse_mis_served(batch: ClassifiedRows, split: Split, segments: Sequence[Segment]) -> None:
     """Raise `UnorderedBatch`, naming the row, for a batch whose rows would get the wrong kernel.
 
     Three-way: a row with context inside the prefill segment, whose kernel reads no cache, loses its context (vLLM's V2
@@ -37,7 +33,7 @@ def refuse_mis_served(batch: Batch, split: Split, segments: Sequence[Segment]) -
             )
 
 
-def _refuse_padding_before_rows(batch: Batch) -> None:
+def _refuse_padding_before_rows(batch: ClassifiedRows) -> None:
     if not classify(batch).padded:
         return
     real = batch.query_lens != 0

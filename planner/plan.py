@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .backend import Shape, Source
 from .environment import ITEMSIZE
 from .errors import BadInput, SkippedField
-from .vocabulary import BatchClass, RowKind
+from .vocabulary import BatchClass, RowKind, Shape, Source
 
 SCHEMA = "syncfree.plan/1"
 _HEADER = SCHEMA.encode() + b"\n"

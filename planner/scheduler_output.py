@@ -7,8 +7,8 @@ resumed request as a new one with `prefill_token_ids`. Cached rows carry no prom
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from . import rows as passes
 from .errors import BadInput
 from .lengths import INT32_MAX, UNKNOWN, Int32Array, read_count
 
-if TYPE_CHECKING:
-    from .batch import Batch
-
+Made = TypeVar("Made")
 _UNKNOWN_SLOT = 0  # a request whose admission nobody saw, e.g. when the reader starts in a running server
 
 
@@ -129,7 +127,7 @@ class PrefillTable:
 
 
 def read_step(
-    batch_type: type[Batch],
+    make: Callable[..., Made],
     step: Any,
     table: PrefillTable | MutableMapping[str, int],
     *,
@@ -137,7 +135,7 @@ def read_step(
     decode_threshold: int,
     short_extends_as_decodes: bool,
     num_tokens: int | None,
-) -> Batch:
+) -> Made:
     """See `Batch.from_vllm_scheduler`."""
     scheduled = step.num_scheduled_tokens
     rows = list(scheduled) if req_ids is None else list(req_ids)
@@ -161,7 +159,7 @@ def read_step(
     if rejected is not None:
         # a row with drafts in flight has finished its prefill: it keeps at least one token of context
         lower = np.maximum(seq - rejected, np.minimum(query + 1, seq)).astype(np.int32)
-    return batch_type(
+    return make(
         query,
         seq,
         computed,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from . import rows as passes
+from .batch_rows import BatchRows
+from .classify import ClassifiedRows
 from .errors import BadInput
-
-if TYPE_CHECKING:
-    from .batch import Batch
 
 Split: TypeAlias = Literal["none", "two", "three"]
 QueryLens: TypeAlias = Literal["single", "uniform", "varlen"]
@@ -23,14 +22,14 @@ class Segment(NamedTuple):
     rows: tuple[int, int]
     tokens: tuple[int, int]
 
-    def max_query_len(self, batch: Batch) -> int:
+    def max_query_len(self, batch: BatchRows) -> int:
         """Longest query of the segment, in tokens."""
         start, stop = self.rows
         if stop - start == batch.query_lens.size:
             return batch.max_query_len
         return int(np.maximum.reduce(batch.query_lens[start:stop]))
 
-    def max_seq_len(self, batch: Batch) -> int:
+    def max_seq_len(self, batch: BatchRows) -> int:
         """Longest sequence of the segment, in tokens (an upper bound where lengths are bounds)."""
         start, stop = self.rows
         if stop - start == batch.seq_lens.size:
@@ -39,7 +38,7 @@ class Segment(NamedTuple):
 
 
 def cut(
-    batch: Batch,
+    batch: ClassifiedRows,
     split: Split,
     query_lens: QueryLens,
     threshold: int,
@@ -72,7 +71,7 @@ def cut(
     raise BadInput(f"split: expected none, two or three, got {split!r}")
 
 
-def _three(batch: Batch, threshold: int) -> list[Segment]:
+def _three(batch: ClassifiedRows, threshold: int) -> list[Segment]:
     rows, end = batch.query_lens.size, batch.num_tokens
     known = batch.classification
     if known is not None and not known.has_long_rows and threshold >= batch.decode_threshold:

@@ -1,6 +1,10 @@
-"""The names a batch is described with: kinds of rows, classes of batches."""
+"""The names a batch and its plan are described with: kinds of rows, classes of batches, sources of fields."""
 
 from enum import StrEnum
+from typing import Literal, TypeAlias
+
+Source: TypeAlias = Literal["host", "device", "persistent"]
+Shape: TypeAlias = tuple[int | None, ...]  # None: an extent that only the engine knows
 
 
 class RowKind(StrEnum):
