@@ -101,7 +101,7 @@ class PinnedMemory:
         self._runtime = runtime
         self._known: dict[int, weakref.ref[Any]] = {}
         self._reserved: dict[int, int] = {}  # power-of-two block size -> free blocks
-        self._ranges: dict[int, int] = {}  # memory registered by address: start -> size
+        self._ranges: dict[int, int] = {}  # the same, and memory registered by address: start -> size
 
     def pin(self, tensor: Any) -> Any:
         """Mark the storage of a CPU tensor as pinned, as if its block came from the caching host allocator."""
@@ -110,6 +110,7 @@ class PinnedMemory:
         if key in self._known:
             return tensor
         size = 1 << max(storage.nbytes() - 1, 0).bit_length()
+        address = storage.data_ptr()
         if self._reserved.get(size):
             self._reserved[size] -= 1
         else:
@@ -117,10 +118,13 @@ class PinnedMemory:
 
         def forget(_: Any) -> None:
             self._known.pop(key, None)
+            self._ranges.pop(address, None)
             self._reserved[size] = self._reserved.get(size, 0) + 1
             self._runtime.pending.pop(key, None)
 
         self._known[key] = weakref.ref(storage, forget)
+        if storage.nbytes():
+            self._ranges[address] = storage.nbytes()
         return tensor
 
     def empty_cache(self) -> None:
@@ -144,5 +148,5 @@ class PinnedMemory:
             return True
         if not self._ranges:
             return False
-        address = tensor.data_ptr()
+        address = tensor.data_ptr()  # also through another tensor on the same memory: torch.from_numpy(x.numpy())
         return any(start <= address < start + size for start, size in self._ranges.items())

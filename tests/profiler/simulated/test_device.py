@@ -360,3 +360,15 @@ def test_a_collective_is_one_launch_with_a_note(device):
         assert [note.kind for note in profiler.report.notes if "allreduce" in note.text] == ["blind"]
     finally:
         dist.destroy_process_group()
+
+
+def test_pinned_memory_is_pinned_through_any_tensor_on_it(device):
+    pinned = torch.zeros(8, pin_memory=True)
+    again = torch.from_numpy(pinned.numpy()[2:])
+    assert again.is_pinned()
+    x = torch.ones(6, device=device)
+    with Profiler() as profiler, profiler.step():
+        again.copy_(x, non_blocking=True)
+    assert profiler.report.steps[0].syncs.total == 0
+    del pinned, again
+    assert not torch.zeros(8).is_pinned()
