@@ -119,9 +119,10 @@ def compare(rows: list[dict[str, Any]], num_cu: int) -> dict[str, Any]:
                 "route": kernel,
                 "route_ms": round((chosen * LAYERS + row["scheduler_us"] * choice.persistent) / 1e3, 4),
                 "route_off_by": round(regret, 4),
+                "block_timed": model.block_rows(row["heads"] * row["query_len"]) in times.blocks,
             }
         )
-        if regret > fit_times.TOLERANCE:
+        if regret > fit_times.TOLERANCE and found[-1]["block_timed"]:
             misses.append((f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}", kernel, regret))
     return {"layers": LAYERS, "kernels": found, "misses": misses, "route_data": times.device}
 

@@ -84,8 +84,18 @@ def _case(case: str, title: str, run: dict[str, Any]) -> Iterator[str]:
         yield ""
         listed = ", ".join(f"{ms:.3f} ms ({kind})" for kind, ms in apart.items() if ms is not None)
         yield f"Rounds of `before` lie apart by {listed}: what is less than that is noise."
+    yield ""
+    yield " ".join(_verdict(run, kind) for kind in kinds)
     if "ttft_ms" in run["variants"]["before"]:
         yield from _serving(run)
+
+
+def _verdict(run: dict[str, Any], kind: str) -> str:
+    """Whether ours saves at least what upstream's mend does, beyond what rounds of one builder differ by."""
+    ours, mend = (saved(run, name)[kind] for name in ("ours", "after"))
+    noise = spread(run, kind) or 0.0
+    says = "more than" if ours > mend + noise else "LESS than" if ours < mend - noise else "as much as"
+    return f"{KINDS[kind].capitalize()}: ours saves {says} the mend."
 
 
 def _step_cell(run: dict[str, Any], name: str, kind: str) -> str:
@@ -153,10 +163,11 @@ def _third(case: dict[str, Any]) -> Iterator[str]:
         yield (
             f"| {row['heads']}, {row['query_len']} | {row['lengths']} | {row['persistent_ms']:.3f} "
             f"| {row['fixed_ms']:.3f} ({row['fixed_splits']}) | {row['route_ms']:.3f} ({row['route']}) "
-            f"| {row['route_off_by']:.1%} |"
+            f"| {row['route_off_by']:.1%}{'' if row['block_timed'] else ', block size not timed before'} |"
         )
     yield ""
-    yield f"{len(case['kernels'])} shapes; on {len(case['misses'])} the choice is more than 3 % off the best."
+    known = sum(row["block_timed"] for row in case["kernels"])
+    yield f"{known} shapes of block sizes with data; on {len(case['misses'])} the choice is more than 3 % off the best."
 
 
 # --------------------------------------------------------------------- plot
