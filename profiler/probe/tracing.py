@@ -334,6 +334,8 @@ def idle_thread(pid: int, wanted: int = 0, patience: float = 5.0) -> int:
                 quiet.append((tid != pid, _waits_restartably(pid, tid), -before[2], tid))
         if quiet:
             return max(quiet)[3]
+        if _state(pid, pid) in "ZX":
+            raise TracingRefused(f"process {pid} has ended")
         if time.monotonic() > deadline:
             which = f"thread {wanted}" if wanted else "no thread"
             text = "does not wait" if wanted else "waits for anything"

@@ -57,7 +57,7 @@ def work():
 def test_every_round_gives_the_bytes_of_an_undisturbed_run(work, fake_cuda):
     alone = work("--threads", "3")
     alone.stop()
-    worker = work("--threads", "3", "--driver", str(fake_cuda))
+    worker = work("--threads", "3", "--driver", str(fake_cuda), "--seconds", str(120 + 30 * ATTACHES))
     assert worker.digest == alone.digest
     for _ in range(ATTACHES):
         before = worker.told()["rounds"]
