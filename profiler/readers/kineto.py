@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from ...errors import BadInput
 from ..calls import Direction, Role
 from .json_array import ArrayPieces, repaired
-from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, Spans, record_direction
+from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, Spans, possible_size, record_direction
 from .steps import RangeFilter
 from .text import DEFAULT_LIMITS, Limits, NoTrace, Text
 
@@ -95,6 +96,20 @@ def nanoseconds(raw: msgspec.Raw) -> int | None:
         return round(value * 1000) if value.is_finite() and abs(value) < 10**18 else None
     except (InvalidOperation, UnicodeDecodeError):
         return None
+
+
+def window(start: msgspec.Raw, duration: msgspec.Raw) -> tuple[int, int] | None:
+    """Start and end in nanoseconds of a range in exact microseconds, so that whole nanoseconds lie in it as they do.
+
+    Both are rounded up: a moment is before an end of 5.2 ns just if it is before 6 ns.
+    """
+    try:
+        begin, length = Decimal(bytes(start).decode()), Decimal(bytes(duration).decode())
+    except (InvalidOperation, UnicodeDecodeError):
+        return None
+    if not (begin.is_finite() and length.is_finite() and abs(begin) < 10**18 and abs(length) < 10**18):
+        return None
+    return math.ceil(begin * 1000), math.ceil((begin + length) * 1000)
 
 
 def whole_number(value: Number) -> int | None:
@@ -274,7 +289,8 @@ class _KinetoReader:
         if duration is None or duration < 0:
             self.trace.odd["a range without a duration or with a negative one, left out"] += 1
             return
-        self.trace.ranges.append(Range(event.name, start, start + duration, self.thread(event)))
+        begin, end = window(event.ts, event.dur) or (start, start + duration)
+        self.trace.ranges.append(Range(event.name, begin, end, self.thread(event)))
 
     def _call(self, event: Event) -> None:
         start, duration = self._times(event)
@@ -290,7 +306,7 @@ class _KinetoReader:
             told = _HIP_KIND.get(str(kind).lower())
             if told is not None:
                 call.direction = told
-            call.nbytes = whole_number(args.nbytes if args.nbytes is not None else args.size)
+            call.nbytes = possible_size(whole_number(args.nbytes if args.nbytes is not None else args.size))
 
     def _record(self, event: Event, kind: int) -> None:
         start, duration = self._times(event)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ...errors import BadInput
 from ..calls import Direction
-from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range
+from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, share_kinds
 from .text import DEFAULT_LIMITS, Limits, open_regular
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -82,6 +82,7 @@ class _NsysReader:
         result = [self.traces[process] for process in sorted(self.traces)]
         for trace in result:
             trace.device = device or None
+        share_kinds(result)
         if self.odd and result:
             result[0].odd["a row that cannot be read, left out"] += self.odd
         if not result:

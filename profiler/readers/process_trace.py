@@ -9,7 +9,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,11 @@ def shown_name(path: Path) -> str:
     return os.fsencode(path.name).decode("utf-8", "replace")
 
 
+def possible_size(nbytes: int | None) -> int | None:
+    """A number of bytes, unknown where it cannot be one."""
+    return None if nbytes is None or nbytes < 0 else nbytes
+
+
 class Range(msgspec.Struct, gc=False):
     """A named range of host time: a user annotation, an NVTX or roctx range. Nanoseconds of the trace's clock."""
 
@@ -47,6 +52,9 @@ class CopyRecord(msgspec.Struct, gc=False):
     direction: Direction | None
     nbytes: int | None = None
     pageable: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.nbytes = possible_size(self.nbytes)
 
 
 class DeviceRecords:
@@ -227,6 +235,14 @@ class ProcessTrace:
         if meaning.role is Role.OTHER:
             return "Capture" in api and base_name(api) in _CAPTURE_CALLS
         return meaning.role is not Role.POLL and meaning.role is not Role.DEVICE_WAIT
+
+
+def share_kinds(traces: Sequence[ProcessTrace]) -> None:
+    """What one process of a recording has was recorded in all: another that has none of it did none of it."""
+    recorded = set[str]().union(*(trace.kinds for trace in traces))
+    for trace in traces:
+        if trace.kinds:  # one that never touched a device stays out of it
+            trace.kinds |= recorded
 
 
 _DIRECTIONS = {

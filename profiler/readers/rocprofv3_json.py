@@ -8,7 +8,7 @@ import msgspec
 
 from ...errors import BadInput
 from .json_array import repaired
-from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, record_direction
+from .process_trace import CopyRecord, DeviceRecords, ProcessTrace, Range, record_direction, share_kinds
 from .text import DEFAULT_LIMITS, Limits, Text
 
 _MARKS = frozenset({"MARKER_CORE_API", "MARKER_CORE_RANGE_API"})
@@ -100,7 +100,9 @@ def read_rocprofv3_json(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Pro
     processes = document.processes if isinstance(document.processes, list) else [document.processes]
     if not processes:
         raise BadInput(f"{path}: expected records of a process, found none")
-    return [_process(path, process, limits) for process in processes]
+    traces = [_process(path, process, limits) for process in processes]
+    share_kinds(traces)
+    return traces
 
 
 def _decode(path: Path, data: bytes | bytearray) -> Document:

@@ -399,3 +399,19 @@ def test_an_event_nested_too_deep_is_malformed(kineto):
     path.write_bytes(path.read_bytes()[:-2] + deep)
     with pytest.raises(BadInput, match="nested too deep"):
         read_traces([path])
+
+
+def test_fractions_of_a_nanosecond_do_not_move_a_call_into_another_step(kineto):
+    kineto.step("ProfilerStep#0", 0, 100.0003).step("ProfilerStep#1", 100.0003, 50.0001)
+    kineto.call("cudaLaunchKernel", 100.0, 1, 1).call("cudaLaunchKernel", 150.0, 1, 2)
+    report = read_traces([kineto.write()])
+    assert [step.launches.kernels for step in report.steps] == [1, 1]
+
+
+@pytest.mark.parametrize("where", ["call", "record"])
+def test_a_negative_number_of_bytes_is_unknown(kineto, where):
+    size = {"bytes": -8}
+    kineto.call("hipMemcpyWithStream", 10, 5, 1, kind=2, **(size if where == "call" else {}))
+    kineto.copy(12, 1, 1, "Memcpy DtoH (Device -> Pinned)", **(size if where == "record" else {}))
+    report = read_traces([kineto.write()])
+    assert (report.totals.copies.d2h, report.totals.copies.d2h_bytes) == (1, None)

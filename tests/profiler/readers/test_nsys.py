@@ -12,7 +12,7 @@ PROCESS = 500 << 24
 def export(tmp_path):
     """Writes an export of one process: a copy with its wait, a launch and its kernel."""
 
-    def write(*, strings=True, processes=True):
+    def write(*, strings=True, processes=True, launcher=False):
         path = tmp_path / "trace.sqlite"
         db = sqlite3.connect(path)
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, nameId, globalTid, correlationId)")
@@ -21,6 +21,9 @@ def export(tmp_path):
             "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)",
             [(start, end, name, PROCESS | 501, correlation) for start, end, name, correlation in calls],
         )
+        if launcher:  # a parent process that asks for memory and launches nothing
+            other = (501 << 24) | 9
+            db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (1, 2, 4, ?, 1)", (other,))
         column = ", globalPid" if processes else ""
         value = f", {PROCESS}" if processes else ""
         db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, correlationId{column})")
@@ -29,7 +32,12 @@ def export(tmp_path):
         db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (12, 18, 2, 1{value})")
         if strings:
             db.execute("CREATE TABLE StringIds (id, value)")
-            names = ["cudaMemcpyAsync_v3020", "cudaStreamSynchronize_v3020", "cudaLaunchKernel_ptsz_v7000"]
+            names = [
+                "cudaMemcpyAsync_v3020",
+                "cudaStreamSynchronize_v3020",
+                "cudaLaunchKernel_ptsz_v7000",
+                "cudaMalloc_v3020",
+            ]
             db.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate(names, 1))
         db.commit()
         db.close()
@@ -49,3 +57,9 @@ def test_records_without_a_process_belong_to_the_only_one(export, processes):
 def test_calls_without_names_are_unknown_not_zero(export):
     totals = export(strings=False).totals
     assert (totals.launches.kernels, totals.syncs.total, totals.kernels_run) == (None, None, 1)
+
+
+def test_a_process_without_kernels_ran_none_where_others_of_the_recording_did(export):
+    report = export(launcher=True)
+    assert report.source.ranks == [0, 1]
+    assert report.totals.kernels_run == 1

@@ -188,3 +188,13 @@ def test_calls_without_names_are_unknown_not_none(tmp_path, document, launches):
     path = tmp_path / "x_results.json"
     path.write_text(document)
     assert read_traces([path]).totals.launches.kernels == launches
+
+
+def test_processes_of_one_document_were_recorded_alike(tmp_path):
+    one, other = (json.loads(hip_document(0))["rocprofiler-sdk-tool"][0] for _ in range(2))
+    kernel = {"start_timestamp": 3, "end_timestamp": 4, "correlation_id": {"internal": 0}}
+    one["buffer_records"]["kernel_dispatch"] = [kernel]
+    path = tmp_path / "x_results.json"
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [one, other]}))
+    totals = read_traces([path]).totals
+    assert (totals.launches.kernels, totals.kernels_run) == (2, 1)
