@@ -1,11 +1,13 @@
 """A real vLLM engine on a GPU under `SYNCFREE_PLANNER=off|off|shadow|on`: same tokens, never more waits or launches.
 
-    python3 bench/gpu/vllm_planned.py OUT_DIR MODEL_DIR BACKEND [--async] [--v2] [--collector kineto]
+    python3 bench/gpu/vllm_planned.py OUT_DIR MODEL_DIR:BACKEND... [--scheduling sync,async] [--v2] [--json FILE]
 
-Each mode runs in a process of its own, with all requests queued at the start: cut prompts, a common prefix, decodes.
-The same requests are served twice: once for their tokens, once while a recording counts every step. With `on`, no step
-may have more waits or more launches than with `off`. Exit code 1 where it has, where tokens differ (and the two runs
-with `off` do not), or where shadow found a mismatch. Needs vLLM, torch and a GPU; settings as in `vllm_steps.py`.
+Each case (a model with its attention backend, with and without asynchronous scheduling) runs five engines, each in a
+process of its own, with all requests queued at the start: cut prompts, a common prefix, decodes. The same requests are
+served twice: once for their tokens, once while a recording counts every step. With `on`, no step may have more waits or
+more launches than with `off`; the fifth run plans wrong lengths, and its tokens have to differ. FILE gets one object
+a case, and keeps those of earlier calls. Exit code 1 where a case fails (where the two runs with `off` differ, tokens
+say nothing). Needs vLLM, torch and a GPU; settings as in `vllm_steps.py`.
 """
 
 from __future__ import annotations
@@ -19,20 +21,43 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-RUNS = {"off": "off", "control": "off", "shadow": "shadow", "on": "on"}
+RUNS = {"off": "off", "control": "off", "shadow": "shadow", "on": "on", "wrong": "on"}
+SCHEDULING = ("sync", "async")
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("backend")
-    parser.add_argument("--async", dest="asynchronous", action="store_true")
+    parser.add_argument("cases", nargs="+", type=case_of, metavar="MODEL_DIR:BACKEND")
+    parser.add_argument("--scheduling", type=scheduling_of, default=("sync",), help="sync, async or both: sync,async")
     parser.add_argument("--v2", action="store_true")
     parser.add_argument("--collector", default="kineto")
     parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--mode", help="run this mode in this process (used by the program itself)")
-    return parser.parse_args()
+    parser.add_argument("--json", type=Path, help="default OUT_DIR/planned.json")
+    parser.add_argument("--mode", choices=RUNS, help="this run of one case, in this process (used by the program)")
+    options = parser.parse_args(given)
+    if options.mode and (len(options.cases), len(options.scheduling)) != (1, 1):
+        parser.error("--mode: expected one case and one scheduling")
+    options.json = options.json or options.out / "planned.json"
+    return options
+
+
+def case_of(text: str) -> tuple[Path, str]:
+    model, _, backend = text.rpartition(":")
+    if not model or not backend:
+        raise argparse.ArgumentTypeError(f"expected MODEL_DIR:BACKEND, got {text!r}")
+    return Path(model), backend
+
+
+def scheduling_of(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if odd := [part for part in parts if part not in SCHEDULING]:
+        raise argparse.ArgumentTypeError(f"expected sync or async, got {odd[0]!r}")
+    return parts
+
+
+def name_of(model: Path, backend: str, scheduling: str, v2: bool) -> str:
+    return f"{model.name}_{backend}_{scheduling}{'_v2' if v2 else ''}"
 
 
 def requests(count: int):
@@ -64,8 +89,14 @@ def serve(engine, count: int, name: str) -> tuple[str, int]:
 
 
 def run_here(options: argparse.Namespace) -> dict[str, object]:
+    import controls
     import vllm_steps
 
+    controls.weights_that_matter()
+    if options.mode == "wrong":
+        controls.wrong_lengths()
+    [(options.model, options.backend)] = options.cases
+    options.asynchronous = options.scheduling == ("async",)
     engine = vllm_steps.build(options).llm_engine
     serve(engine, options.requests, "w")
     engine.reset_prefix_cache()
@@ -108,14 +139,16 @@ def run_here(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def run_apart(options: argparse.Namespace, name: str) -> dict[str, object]:
-    file = options.out / f"planned_{options.model.name}_{name}.json"
+def run_apart(options: argparse.Namespace, case: tuple[Path, str], scheduling: str, mode: str) -> dict[str, object]:
+    model, backend = case
+    file = options.out / f"{name_of(model, backend, scheduling, options.v2)}_{mode}.json"
     file.unlink(missing_ok=True)
-    environment = {**os.environ, "SYNCFREE_PLANNER": RUNS[name]}
-    command = [sys.executable, __file__, *sys.argv[1:], "--mode", name]
-    done = subprocess.run(command, env=environment, check=False, timeout=400)
+    environment = {**os.environ, "SYNCFREE_PLANNER": RUNS[mode]}
+    command = [sys.executable, __file__, str(options.out), f"{model}:{backend}", "--scheduling", scheduling]
+    command += ["--collector", options.collector, "--requests", str(options.requests), "--mode", mode]
+    done = subprocess.run([*command, *(["--v2"] if options.v2 else [])], env=environment, check=False, timeout=400)
     if done.returncode or not file.exists():
-        raise SystemExit(f"{name}: exit code {done.returncode}")
+        raise SystemExit(f"{file.stem}: exit code {done.returncode}")
     return json.loads(file.read_bytes())
 
 
@@ -133,51 +166,81 @@ def worse(off: list[dict], on: list[dict]) -> list[str]:
     return found
 
 
-def table(results: dict[str, dict]) -> None:
-    """Means per step and batch class, by mode."""
+FIGURES = ("syncs", "launches", "build_syncs", "build_launches", "build_us")
+
+
+def table(results: dict[str, dict]) -> list[dict[str, object]]:
+    """Means per step and batch class, by mode; None where unknown. Printed too."""
     classes = sorted({step["class"] for result in results.values() for step in result["counted"]})
+    rows: list[dict[str, object]] = []
     for name, result in results.items():
         for batch_class in classes:
             steps = [step for step in result["counted"] if step["class"] == batch_class]
             if not steps:
                 continue
-            means = {}
-            for figure in ("syncs", "launches", "build_syncs", "build_launches", "build_us"):
+            means: dict[str, float | None] = {}
+            for figure in FIGURES:
                 known = [step[figure] for step in steps if step[figure] is not None]
-                means[figure] = f"{sum(known) / len(known):8.2f}" if known else "unknown"
-            figures = "  ".join(f"{figure} {value}" for figure, value in means.items())
+                means[figure] = round(sum(known) / len(known), 2) if known else None
+            rows.append({"mode": name, "class": batch_class, "steps": len(steps), **means})
+            figures = "  ".join(f"{figure} {'unknown' if m is None else m}" for figure, m in means.items())
             print(f"{name:8} {batch_class:16} {len(steps):4} steps  {figures}")
+    return rows
+
+
+def verdict_of(results: dict[str, dict]) -> dict[str, object]:
+    """What the runs of one case say; `good` where nothing speaks against the planner."""
+    off = results["off"]
+    varies = results["control"]["tokens"] != off["tokens"]
+    different = [name for name in ("shadow", "on") if results[name]["tokens"] != off["tokens"]]
+    blind = "wrong" in results and results["wrong"]["tokens"] == off["tokens"]
+    more = worse(off["counted"], results["on"]["counted"])
+    shadow = results["shadow"]["planner"]
+    # None: the process never compared anything
+    agrees = shadow["mismatches"] == 0
+    return {
+        "good": not ((different and not varies) or more or blind or not agrees),
+        "versions": off["versions"],
+        "steps": off["steps"],
+        "tokens_vary_without_planner": varies,
+        "tokens_differ_in": different,
+        "wrong_lengths_change_nothing": blind,
+        "shadow": shadow,
+        "notes": results["shadow"]["notes"] + results["on"]["notes"],
+        "worse": more[:20],
+    }
+
+
+def keep(file: Path, name: str, found: dict[str, object]) -> None:
+    """One object a case in one file; those of earlier calls stay."""
+    told = json.loads(file.read_bytes()) if file.exists() else {}
+    told[name] = found
+    fresh = file.with_suffix(".part")
+    fresh.write_text(json.dumps(told, indent=1))
+    fresh.replace(file)
 
 
 def main() -> int:
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.mode:
+        [(model, backend)], [scheduling] = options.cases, options.scheduling
         made = run_here(options)
-        (options.out / f"planned_{options.model.name}_{options.mode}.json").write_text(json.dumps(made))
+        name = name_of(model, backend, scheduling, options.v2)
+        (options.out / f"{name}_{options.mode}.json").write_text(json.dumps(made))
         return 0
-    results = {name: run_apart(options, name) for name in RUNS}
-    table(results)
-    off = results["off"]
-    varies = results["control"]["tokens"] != off["tokens"]
-    different = [name for name in ("shadow", "on") if results[name]["tokens"] != off["tokens"]]
-    more = worse(off["counted"], results["on"]["counted"])
-    mismatches = results["shadow"]["planner"]["mismatches"]
-    verdict = {
-        "model": options.model.name,
-        "backend": options.backend,
-        "asynchronous": options.asynchronous,
-        "v2": options.v2,
-        "versions": off["versions"],
-        "steps": off["steps"],
-        "tokens_vary_without_planner": varies,
-        "tokens_differ_in": different,
-        "shadow": results["shadow"]["planner"],
-        "notes": results["shadow"]["notes"] + results["on"]["notes"],
-        "worse": more[:20],
-    }
-    print("RESULT", json.dumps(verdict), flush=True)
-    return int(bool((different and not varies) or more or mismatches))
+    bad = 0
+    for case in options.cases:
+        for scheduling in options.scheduling:
+            name = name_of(*case, scheduling, options.v2)
+            print(f"== {name}", flush=True)
+            results = {mode: run_apart(options, case, scheduling, mode) for mode in RUNS}
+            rows = table(results)
+            found = verdict_of(results)
+            keep(options.json, name, found | {"classes": rows})
+            print("RESULT", name, json.dumps(found), flush=True)
+            bad += not found["good"]
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,12 @@ import hashlib
 import itertools
 import json
 import random
+import sys
 from collections import Counter
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench" / "gpu"))
+import controls
 from syncfree.backends.vllm import register
 
 register()
@@ -45,41 +49,6 @@ def watch_steps():
         return execute(self, scheduler_output, *args, **kwargs)
 
     GPUModelRunner.execute_model = execute_model
-
-
-def weights_that_matter():
-    """vLLM's dummy weights are so small that attention adds nothing: every token would follow from the one before."""
-    import torch
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
-
-    def load_weights(self, model, model_config):
-        generator = torch.Generator().manual_seed(0)
-        for parameter in model.parameters():
-            if parameter.dim() < 2:
-                parameter.data.fill_(1)
-            else:
-                values = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
-                parameter.data.copy_(values)
-
-    DummyModelLoader.load_weights = load_weights
-
-
-def wrong_lengths():
-    """A planner that lets every decode miss the newest token of its sequence."""
-    import torch
-    from syncfree.backends.vllm.planned import cpu, triton_mla
-
-    for adapter in (cpu.CpuAttention, triton_mla.TritonLatentAttention):
-        right = adapter.materialise
-
-        def wrong(self, builder, plan, *about, right=right):
-            metadata = right(self, builder, plan, *about)
-            made = metadata.decode if hasattr(metadata, "decode") else metadata
-            if made is not None:
-                made.seq_lens = torch.where(made.seq_lens > 1, made.seq_lens - 1, made.seq_lens)
-            return metadata
-
-        adapter.materialise = wrong
 
 
 def waves(rounds):
@@ -212,9 +181,9 @@ def main():
     parser.add_argument("--inspect", action="store_true")
     options = parser.parse_args()
     watch_steps()
-    weights_that_matter()
+    controls.weights_that_matter()
     if options.wrong_lengths:
-        wrong_lengths()
+        controls.wrong_lengths()
     aiter = AiterShadows() if options.aiter else None
     more = build_by_triton_mla() if options.triton_mla else {}
     llm = LLM(
