@@ -102,7 +102,8 @@ class Server:
             fake_vllm.SOURCES and self.runner is not None and hasattr(type(self.runner).execute_model, "__syncfree__")
         )
         server = sys.modules.get("syncfree.profiler.agent.server")
-        agent = server.current_agent() if server is not None else None
+        current = getattr(server, "current_agent", None)  # it may be just being imported
+        agent = current() if current is not None else None
         return {
             "recording": agent is not None and agent.recorder.session is not None,
             "steps": self.steps,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -278,13 +279,19 @@ def test_another_users_process_for_a_stranger(engine):
     assert not engine.told()["wrapped"]
 
 
+@pytest.fixture
+def strangers():
+    """A folder that everybody may read: pytest's own are closed to others, by every run of it that starts."""
+    with tempfile.TemporaryDirectory(prefix="syncfree-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_root_profiles_another_users_process(start, own_sockets, fake_cuda, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("strangers")
-    base = tmp_path_factory.getbasetemp()  # one deeper in a worker of xdist
-    for path in (folder, fake_cuda.parent, base, base.parent, base.parent.parent):
-        if path != Path(tempfile.gettempdir()):
-            path.chmod(0o755)
+def test_root_profiles_another_users_process(start, own_sockets, fake_cuda, strangers):
+    folder = strangers
+    fake_cuda = shutil.copy(fake_cuda, folder)
     where = {"SYNCFREE_SOCKET_DIR": str(folder / "agents"), "HOME": str(folder)}
     (folder / "agents").mkdir(mode=0o700)
     os.chown(folder / "agents", 65534, 65534)
