@@ -1,6 +1,6 @@
 """Random batches through vLLM's builders and the planned ones: in unplanned, `on` and `shadow` mode.
 
-usage: planned_sweep.py [--batches N] [--seed S]   (prints one JSON object; groups are numbered, `--seed` goes on)
+usage: planned_sweep.py [--batches N] [--seed S] [--only SWEEP]   (prints one JSON object; `--seed` goes on after a group)
 
 SIGTERM ends it behind the group under way, with its JSON. One thread: tensors are small, and more threads only wait.
 """
