@@ -1,6 +1,6 @@
 """Random batches through vLLM's builders and the planned ones: in unplanned, `on` and `shadow` mode.
 
-usage: planned_sweep.py [--batches N] [--seed S] [--only SWEEP]   (prints one JSON object; `--seed` goes on after a group)
+usage: planned_sweep.py [--batches N] [--seed S] [--only SWEEP]   (prints one JSON object; `--seed`: where one ended)
 
 SIGTERM ends it behind the group under way, with its JSON. One thread: tensors are small, and more threads only wait.
 """
