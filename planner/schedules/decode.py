@@ -149,7 +149,11 @@ def packing_rule(
     choice("kv_dtype", kv_dtype, DTYPES)
     choice("planner", planner, PLANNERS)
     requests = integer("requests", requests, 1)
-    rule = _rule(num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, bool(experimental))
+    scalars = (num_heads, num_cu, gfx, q_dtype, kv_dtype, max_seqlen_qo, uni_seqlen_qo, bool(experimental))
+    try:
+        rule = _rule(*scalars)
+    except TypeError:  # a list or the like cannot be looked up: its own check names it
+        rule = _rule.__wrapped__(*scalars)
     num_splits = rule.workgroups
     if max_split_per_batch != -1:
         integer("max_split_per_batch", max_split_per_batch, 1)

@@ -74,7 +74,11 @@ def ps_prefill(
 
     Like aiter's, the schedule drops a request without KV at the end of the batch: its output rows are never written.
     """
-    grid = _grid(num_heads_k, num_cu, qhead_granularity, qlen_granularity, kvlen_granularity, block_size)
+    scalars = (num_heads_k, num_cu, qhead_granularity, qlen_granularity, kvlen_granularity, block_size)
+    try:
+        grid = _grid(*scalars)
+    except TypeError:  # a list or the like cannot be looked up: its own check names it
+        grid = _grid.__wrapped__(*scalars)
     qo = int32_vector("qo_indptr", qo_indptr)
     kv = int32_vector("kv_indptr", kv_indptr)
     context = int32_vector("context_lens", context_lens)

@@ -130,6 +130,7 @@ def mla_decode_shapes(
     integer("max_split_per_batch", max_split_per_batch, -1)
     if num_heads % 8:
         raise BadInput(f"num_heads: expected a multiple of 8, got {num_heads}")
+    experimental = bool(experimental)
     two_each = has_two_workgroups_per_cu(gfx, q_dtype, kv_dtype, num_heads, max_seqlen_qo, experimental)
     workgroups = num_cu * (2 if two_each else 1)
     query_len = 1 if is_sparse else max_seqlen_qo
