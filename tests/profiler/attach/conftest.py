@@ -13,6 +13,11 @@ HERE = Path(__file__).parent
 DOUBLES = HERE.parents[1] / "doubles"
 
 
+def heed_interrupts():
+    """A shell lets what it starts in the background ignore Ctrl-C, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Engine:
     """A process of `engine.py`: a server that knows nothing of syncfree."""
 
@@ -102,6 +107,7 @@ def profile(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
             **keywords,
         )
 

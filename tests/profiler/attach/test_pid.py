@@ -17,6 +17,8 @@ from syncfree.errors import Unreachable
 from syncfree.profiler.attach.processes import find_workers, read_process
 from syncfree.profiler.attach.visit import Visit, profile_pid
 
+from .conftest import heed_interrupts
+
 pytestmark = pytest.mark.attach
 
 CLASSES = {"decode", "extend", "chunked_prefill", "causal_prefill"}
@@ -192,7 +194,8 @@ def test_a_live_view_counts_every_step_and_leaves_nothing(engine, own_sockets, a
 def test_an_interrupted_live_view_ends_well_and_leaves_nothing(engine, tmp_path, agents):
     command = [sys.executable, "-m", "syncfree.cli", "watch", "--pid", str(engine.pid), "--interval", "0.5"]
     environment = {**os.environ, "SYNCFREE_SOCKET_DIR": str(tmp_path / "elsewhere")}
-    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    client = subprocess.Popen(command, env=environment, preexec_fn=heed_interrupts, **streams)
     shown = [client.stdout.readline() for _ in range(3)]
     assert any("steps in" in line for line in shown)
     client.send_signal(signal.SIGINT)
