@@ -78,9 +78,8 @@ def _paths(path: Path | Sequence[Where] | None) -> list[Where]:
         found = sockets.discover()
         if not found:
             where = sockets.socket_directory()
-            raise Unreachable(
-                f"{where}: no live agent: is a server with syncfree in it running, under this user? (`--pid N` needs nothing in it)"
-            )
+            text = "no live agent: is a server with syncfree in it running, as this user? (--pid N needs nothing in it)"
+            raise Unreachable(f"{where}: {text}")
         return [address.path for address in found]
     given: Sequence[Where] = [Path(path)] if isinstance(path, (str, Path)) else path
     if not given:
