@@ -66,6 +66,18 @@ class VllmServer:
             text=True,
         )
 
+    def wait_for_requests(self):
+        """Until it has answered one more than so far: a client needs a while to start."""
+        before = self.answered()
+        until = time.monotonic() + 120
+        while self.answered() == before and time.monotonic() < until:
+            time.sleep(0.2)
+        assert self.answered() > before
+
+    def answered(self):
+        """Requests for text so far, by its log."""
+        return self.log.read_text(errors="replace").count("POST /v1/completions")
+
     @contextlib.contextmanager
     def busy(self):
         """Under load of long answers for as long as the block takes."""
