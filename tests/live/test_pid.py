@@ -71,7 +71,7 @@ def attached(plain):
     load.start()
     try:
         plain.wait_for_requests()
-        done = profile(plain, "--steps", "300", "--json", str(path))
+        done = profile(plain, "--steps", "1000", "--json", str(path))
     finally:
         load.over.set()
         load.join()
