@@ -35,6 +35,14 @@ class Slow:
         INSIDE.remove(self.pid)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """A shell ignores it for what it runs in the background, and so would this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_who_arrives_after_the_interrupt_leaves_again(monkeypatch):
     monkeypatch.setattr(visit, "Visit", Slow)
     monkeypatch.setattr(visit, "check", lambda worker: None)
