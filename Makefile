@@ -58,7 +58,7 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/live_server/requirements.txt
 
 # The engine under every mode of the planner takes long: make nightly runs it.
 test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) --timeout 900 -m "(vllm or live) and not attach" \
+	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) --timeout 900 -m "vllm or live" \
 		--ignore tests/vllm/test_planned_steps.py
 
 test-attach: $(VENV)/.ready $(VLLM_VENV)/.ready
