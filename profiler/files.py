@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ..errors import BadInput
 
+_OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd", "/proc")
+
 
 def check_writable(path: Path) -> None:
     """Raises `BadInput` (one line) where `write_whole` would: asked before work whose result goes there."""
@@ -57,4 +59,4 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def is_special(path: Path) -> bool:
     """A device, a pipe, a name of an open file (`/dev/stdout`, also where that is redirected to a file)."""
-    return path.is_relative_to("/dev") or path.is_relative_to("/proc") or (path.exists() and not path.is_file())
+    return any(path.is_relative_to(name) for name in _OPEN_FILES) or (path.exists() and not path.is_file())

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from syncfree.errors import BadInput
@@ -29,6 +31,15 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
     write_whole(pipe, b"data")
     assert reader.communicate(timeout=60)[0] == b"data"
     assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory to write to here")
+def test_a_file_in_shared_memory_is_a_file():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "r.json"
+        for data in (b"a longer one", b"new"):
+            write_whole(path, data)
+        assert path.read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("redirected", [False, True])
