@@ -1,13 +1,14 @@
 """A real vLLM engine on a GPU under `SYNCFREE_PLANNER=off|off|shadow|on`: same tokens, never more waits or launches.
 
-    python3 bench/gpu/vllm_planned.py OUT_DIR MODEL_DIR:BACKEND... [--scheduling sync,async] [--v2] [--json FILE]
+    python3 bench/gpu/vllm_planned.py OUT_DIR MODEL_DIR:BACKEND... [--scheduling sync,async] [--v2] [--jobs N]
 
 Each case (a model with its attention backend, with and without asynchronous scheduling) runs five engines, each in a
 process of its own, with all requests queued at the start: cut prompts, a common prefix, decodes. The same requests are
 served twice: once for their tokens, once while a recording counts every step. With `on`, no step may have more waits or
-more launches than with `off`; the fifth run plans wrong lengths, and its tokens have to differ. FILE gets one object
-a case, and keeps those of earlier calls. Exit code 1 where a case fails (where the two runs with `off` differ, tokens
-say nothing). Needs vLLM, torch and a GPU; settings as in `vllm_steps.py`.
+more launches than with `off`; the fifth run plans wrong lengths, and its tokens have to differ. OUT_DIR/planned.json (or
+--json FILE) gets one object a case, and keeps those of earlier calls. Exit code 1 where a case fails (where the two runs with `off` differ, tokens
+say nothing). N engines at a time (default 1): counts and tokens do not depend on it, times do, so they are left out of
+the result where N > 1. Needs vLLM, torch and a GPU; settings as in `vllm_steps.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -33,6 +35,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--v2", action="store_true")
     parser.add_argument("--collector", default="kineto")
     parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--jobs", type=int, default=1, help="engines at a time")
     parser.add_argument("--json", type=Path, help="default OUT_DIR/planned.json")
     parser.add_argument("--mode", choices=RUNS, help="this run of one case, in this process (used by the program)")
     options = parser.parse_args(given)
@@ -148,7 +151,7 @@ def run_apart(options: argparse.Namespace, case: tuple[Path, str], scheduling: s
     command += ["--collector", options.collector, "--requests", str(options.requests), "--mode", mode]
     done = subprocess.run([*command, *(["--v2"] if options.v2 else [])], env=environment, check=False, timeout=400)
     if done.returncode or not file.exists():
-        raise SystemExit(f"{file.stem}: exit code {done.returncode}")
+        raise RuntimeError(f"{file.stem}: exit code {done.returncode}")
     return json.loads(file.read_bytes())
 
 
@@ -169,8 +172,9 @@ def worse(off: list[dict], on: list[dict]) -> list[str]:
 FIGURES = ("syncs", "launches", "build_syncs", "build_launches", "build_us")
 
 
-def table(results: dict[str, dict]) -> list[dict[str, object]]:
+def table(results: dict[str, dict], timed: bool = True) -> list[dict[str, object]]:
     """Means per step and batch class, by mode; None where unknown. Printed too."""
+    figures_told = FIGURES if timed else FIGURES[:-1]
     classes = sorted({step["class"] for result in results.values() for step in result["counted"]})
     rows: list[dict[str, object]] = []
     for name, result in results.items():
@@ -179,7 +183,7 @@ def table(results: dict[str, dict]) -> list[dict[str, object]]:
             if not steps:
                 continue
             means: dict[str, float | None] = {}
-            for figure in FIGURES:
+            for figure in figures_told:
                 known = [step[figure] for step in steps if step[figure] is not None]
                 means[figure] = round(sum(known) / len(known), 2) if known else None
             rows.append({"mode": name, "class": batch_class, "steps": len(steps), **means})
@@ -220,6 +224,21 @@ def keep(file: Path, name: str, found: dict[str, object]) -> None:
     fresh.replace(file)
 
 
+def finish(options: argparse.Namespace, name: str, runs: dict[str, Future[dict]]) -> bool:
+    """Wait for the runs of one case, print and keep what they say; False where the case fails."""
+    print(f"== {name}", flush=True)
+    try:
+        results = {mode: run.result() for mode, run in runs.items()}
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        print(f"{name}: {error}", flush=True)
+        return False
+    rows = table(results, timed=options.jobs == 1)
+    found = verdict_of(results)
+    keep(options.json, name, found | {"classes": rows})
+    print("RESULT", name, json.dumps(found), flush=True)
+    return bool(found["good"])
+
+
 def main() -> int:
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -230,16 +249,14 @@ def main() -> int:
         (options.out / f"{name}_{options.mode}.json").write_text(json.dumps(made))
         return 0
     bad = 0
-    for case in options.cases:
-        for scheduling in options.scheduling:
-            name = name_of(*case, scheduling, options.v2)
-            print(f"== {name}", flush=True)
-            results = {mode: run_apart(options, case, scheduling, mode) for mode in RUNS}
-            rows = table(results)
-            found = verdict_of(results)
-            keep(options.json, name, found | {"classes": rows})
-            print("RESULT", name, json.dumps(found), flush=True)
-            bad += not found["good"]
+    with ThreadPoolExecutor(max_workers=options.jobs) as engines:
+        started = {
+            (case, scheduling): {mode: engines.submit(run_apart, options, case, scheduling, mode) for mode in RUNS}
+            for case in options.cases
+            for scheduling in options.scheduling
+        }
+        for (case, scheduling), runs in started.items():
+            bad += not finish(options, name_of(*case, scheduling, options.v2), runs)
     return int(bad > 0)
 
 

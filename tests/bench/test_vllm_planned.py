@@ -160,3 +160,17 @@ def test_the_requests_are_the_same_in_every_process(program):
     assert first == again
     assert max(len(prompt) for prompt, _ in first) > 256  # past the token budget: cut
     assert first[2][0][:512] == first[6][0][:512]  # a common prefix
+
+
+def test_an_engine_that_fails_spoils_its_own_case_only(program, results, monkeypatch, tmp_path):
+    def run_apart(options, case, scheduling, mode):
+        if case[0].name == "mla" and mode == "on":
+            raise RuntimeError("mla_on: exit code 1")
+        return copy.deepcopy(results[mode])
+
+    monkeypatch.setattr(program, "run_apart", run_apart)
+    monkeypatch.setattr("sys.argv", ["x", str(tmp_path), "m/mla:TRITON_MLA", "m/llama:TRITON_ATTN", "--jobs", "4"])
+    assert program.main() == 1
+    told = json.loads((tmp_path / "planned.json").read_bytes())
+    assert list(told) == ["llama_TRITON_ATTN_sync"] and told["llama_TRITON_ATTN_sync"]["good"]
+    assert "build_us" not in told["llama_TRITON_ATTN_sync"]["classes"][0]
