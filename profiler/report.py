@@ -225,6 +225,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     right: str
     rank: int = 0
     figures: list[Compared] = msgspec.field(default_factory=list)
+    classes: dict[str, list[Compared]] = msgspec.field(default_factory=dict)  # the same figures, by batch class
     doubt: str = ""  # why one of them may have missed calls: a difference then proves nothing
 
     @property

@@ -17,8 +17,8 @@ VERIFYING = "probe,kineto"  # the collectors of `profile --verify`
 def compare(steps: Sequence[StepWindow], evidence: Sequence[Evidence]) -> tuple[list[Comparison], list[Note]]:
     """Every two collectors that both count syncs, on the steps of one rank; nothing where there is only one.
 
-    Compared per step: syncs in total, copies by direction, launches, graphs, launches recorded by a capture. A figure
-    that one of them does not know is left out. The notes, of kind "verify", tell of each agreement and difference.
+    Compared per step: syncs in total, copies by direction, launches, graphs, launches recorded by a capture; the sums
+    are told over all steps and by batch class. A figure that one of them does not know is left out. The notes, of kind "verify", tell of each agreement and difference.
     """
     both = [item for item in evidence if "syncs" in item.sees]
     if len(both) < 2 or not steps:
@@ -50,18 +50,22 @@ def _compare(made: Comparison, left: Sequence[Step], right: Sequence[Step]) -> l
     """Fills in the figures; returns every difference in words."""
     found: list[str] = []
     figures: dict[str, Compared] = {}
+    classes: dict[str, dict[str, Compared]] = {}
     for mine, theirs in zip(left, right, strict=True):
+        of_class = classes.setdefault(mine.batch_class, {})
         for (name, x), y in zip(_figures(mine).items(), _figures(theirs).values(), strict=True):
             if x is None or y is None:
                 continue
-            figure = figures.setdefault(name, Compared(name=name))
-            figure.steps += 1
-            figure.left += x
-            figure.right += y
+            for sums in (figures, of_class):
+                figure = sums.setdefault(name, Compared(name=name))
+                figure.steps += 1
+                figure.left += x
+                figure.right += y
+                figure.differ += x != y
             if x != y:
-                figure.differ += 1
                 found.append(f"step {mine.index} ({mine.batch_class}): {name}: {made.left} {x}, {made.right} {y}")
     made.figures = list(figures.values())
+    made.classes = {name: list(sums.values()) for name, sums in classes.items()}
     return found
 
 

@@ -5,10 +5,10 @@
 Each case (a model with its attention backend, with and without asynchronous scheduling) runs five engines, each in a
 process of its own, with all requests queued at the start: cut prompts, a common prefix, decodes. The same requests are
 served twice: once for their tokens, once while a recording counts every step. With `on`, no step may have more waits or
-more launches than with `off`; the fifth run plans wrong lengths, and its tokens have to differ. OUT_DIR/planned.json (or
---json FILE) gets one object a case, and keeps those of earlier calls. Exit code 1 where a case fails (where the two runs with `off` differ, tokens
-say nothing). N engines at a time (default 1): counts and tokens do not depend on it, times do, so they are left out of
-the result where N > 1. Needs vLLM, torch and a GPU; settings as in `vllm_steps.py`.
+more launches than with `off`; the fifth run plans wrong lengths, and its tokens have to differ. OUT_DIR/planned.json
+(or --json FILE) gets one object a case, and keeps those of earlier calls. Exit code 1 where a case fails (where the two
+runs with `off` differ, tokens say nothing). N engines at a time (default 1): counts and tokens do not depend on it,
+times do, so they are left out where N > 1. Needs vLLM, torch and a GPU; settings as in `vllm_steps.py`.
 """
 
 from __future__ import annotations
