@@ -18,7 +18,8 @@ def compare(steps: Sequence[StepWindow], evidence: Sequence[Evidence]) -> tuple[
     """Every two collectors that both count syncs, on the steps of one rank; nothing where there is only one.
 
     Compared per step: syncs in total, copies by direction, launches, graphs, launches recorded by a capture; the sums
-    are told over all steps and by batch class. A figure that one of them does not know is left out. The notes, of kind "verify", tell of each agreement and difference.
+    are told over all steps and by batch class. A figure that one of them does not know is left out. The notes, of kind
+    "verify", tell of each agreement and difference.
     """
     both = [item for item in evidence if "syncs" in item.sees]
     if len(both) < 2 or not steps:

@@ -50,6 +50,23 @@ def test_a_difference_names_step_figure_and_both_values():
     assert texts == [f"step {k} (decode): kernel launches: probe 3, kineto 2" for k in (0, 1)]
 
 
+def test_every_figure_is_told_by_batch_class_too():
+    windows = steps(5)
+    windows[1].batch_class = windows[2].batch_class = "extend"
+    made, _ = compare(windows, [counting(windows, launches=3), Evidence(name="kineto", calls=calls(5))])
+    classes = {
+        name: {f.name: (f.steps, f.left, f.right, f.differ) for f in told} for name, told in made[0].classes.items()
+    }
+    assert {name: told["kernel launches"] for name, told in classes.items()} == {
+        "decode": (3, 9, 6, 3),
+        "extend": (2, 6, 4, 2),
+    }
+    assert classes["extend"]["syncs"] == (2, 2, 2, 0)
+    for figure in made[0].figures:
+        told = [of_class[figure.name] for of_class in classes.values()]
+        assert tuple(map(sum, zip(*told, strict=True))) == (figure.steps, figure.left, figure.right, figure.differ)
+
+
 def test_many_differences_are_summed_up():
     windows = steps(20)
     evidence = [counting(windows, launches=3), Evidence(name="kineto", calls=calls(20))]
