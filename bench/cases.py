@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import statistics
@@ -373,6 +374,8 @@ def main() -> int:
     if options.report is not None:
         cases_report.write(options.report)
         return 0
+    if (release := importlib.metadata.version("vllm")).split(".")[:2] != ["0", "26"]:
+        parser.error(f"expected vLLM 0.26, the release that the other releases' files are put into, got {release}")
     rounds = options.rounds or (1 if options.smoke else 3)
     parts = options.cases.split(",")
     if options.smoke:
