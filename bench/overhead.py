@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SPY = ROOT / "tests" / "data" / "sync_corpus" / "spy.c"
 SHARES = {  # of the time; an attachment takes most of a second
     "nothing": 0.7,
-    "pause": 1.0,
+    "pause": 1.5,
     "probe_hooks": 1.5,
     "probe": 4.5,
     "probe_profiler": 2.0,
