@@ -6,6 +6,8 @@ disagree, and so that no figure depends on a torch version's private event objec
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import tempfile
 from bisect import bisect_right
 from pathlib import Path
@@ -48,6 +50,7 @@ class KinetoCollector:
     def check(self) -> None:
         """Raises `Unreachable` where it is known before the start that it cannot work here."""
         self._activities()
+        _import_ahead()
 
     def start(self) -> None:
         import torch
@@ -127,6 +130,12 @@ class KinetoCollector:
 
     def notes(self) -> list[Note]:
         return self._notes
+
+
+def _import_ahead() -> None:
+    """Import what torch.profiler imports when it starts: hundreds of modules, seconds for the thread that steps."""
+    with contextlib.suppress(ImportError):  # where a torch has none of them, it does without
+        importlib.import_module("torch._inductor.config")
 
 
 class Clock:
