@@ -143,7 +143,7 @@ class Load:
         self.count += 1
         kind = self.count % 4
         length = (24, 600, 40, 12)[kind] + self.random.randrange(12)
-        own = [(7 * i + self.count) % self.words + 3 for i in range(length)]
+        own = [self.random.randrange(self.words) + 3 for _ in range(length)]  # never seen before: no other prefix hits
         prompt = self.prefix + own if kind == 2 else own
         params = SamplingParams(
             max_tokens=self.random.randrange(6, 14), ignore_eos=True, detokenize=False, temperature=0.0
