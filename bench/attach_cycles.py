@@ -3,7 +3,8 @@
     python bench/attach_cycles.py [CYCLES] [--json FILE]
 
 The target makes driver calls (of a driver that does nothing) from two threads without pause. Prints one line a hundred
-cycles and a summary; exit code 1 if something grew after the first cycle, was not restored or was miscounted.
+cycles, one a slow cycle, and a summary; exit code 1 if something grew after the first cycle, was not restored or was
+miscounted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import time
 from pathlib import Path
 
 from syncfree.profiler.probe import Attachment
+
+SLOW_SECONDS = 5.0
 
 DOUBLES = Path(__file__).parents[1] / "tests" / "doubles"
 
@@ -92,13 +95,19 @@ def one_cycle(busy: Busy) -> dict[str, float | bool]:
         counted = after - before
         told = [counted.kernels, counted.d2h, counted.maybe // 2]
         right = told == [b - a for a, b in zip(first, last, strict=True)][:3]
+        leaving = time.perf_counter()
         pause = probe.detach()
     return {
         "attach_s": attached - began,
+        "detach_s": time.perf_counter() - leaving,
         "install_pause_ms": installed.pause_ms,
         "detach_pause_ms": pause,
         "right": right,
     }
+
+
+def spread(figures: list[float], digits: int) -> dict[str, float]:
+    return {"median": round(statistics.median(figures), digits), "max": round(max(figures), digits)}
 
 
 def main() -> int:
@@ -118,16 +127,19 @@ def main() -> int:
                 return 1
             if (k + 1) % 100 == 0 or k == 0:
                 print(f"{k + 1:5} cycles  {sizes[-1]}", flush=True)
+            if max(cycles[-1]["attach_s"], cycles[-1]["detach_s"]) > SLOW_SECONDS:
+                times = ", ".join(f"{name} {cycles[-1][name]:.1f}" for name in ("attach_s", "detach_s"))
+                print(f"{k + 1:5} slow: {times}  {sizes[-1]}", flush=True)
         code = busy.end()
-    pauses = [c["install_pause_ms"] for c in cycles]
     summary = {
         "cycles": len(cycles),
         "before": fresh,
         "after_first": sizes[0],
         "after_last": sizes[-1],
         "most": {name: max(s[name] for s in sizes[1:] or sizes) for name in fresh},
-        "attach_s_median": round(statistics.median(c["attach_s"] for c in cycles), 3),
-        "install_pause_ms": {"median": round(statistics.median(pauses), 2), "max": round(max(pauses), 2)},
+        "attach_s": spread([c["attach_s"] for c in cycles], 3),
+        "detach_s": spread([c["detach_s"] for c in cycles], 3),
+        "install_pause_ms": spread([c["install_pause_ms"] for c in cycles], 2),
         "detach_pause_ms_max": round(max(c["detach_pause_ms"] for c in cycles), 2),
         "exit_code": code,
     }

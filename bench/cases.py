@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import gc
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import statistics
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "gpu")]
 import cases_report  # noqa: E402
 import field_builders as fields  # noqa: E402
+from forwards import Forwards  # noqa: E402
 from serving import SMOKE, Loop, Model, Sizes  # noqa: E402
 from steady import Steady  # noqa: E402
 
@@ -76,7 +78,7 @@ class Run:
 def decode_kernel(run: Run, sizes: Sizes, drafts: int) -> Callable[..., Any]:
     """Attention of decode rows: our fixed-split Triton kernel on a GPU, the same in torch on the simulated device."""
     if run.smoke:
-        return _decode_in_torch
+        return functools.partial(_decode_in_torch, sizes)
     from syncfree.backends import triton_mla
 
     shape = triton_mla.DecodeShape(sizes.heads, sizes.latent, sizes.rope, 1 + drafts)
@@ -89,19 +91,19 @@ def decode_kernel(run: Run, sizes: Sizes, drafts: int) -> Callable[..., Any]:
     return decode
 
 
-def _decode_in_torch(q: Any, cache: Any, qo: Any, kv: Any, pages: Any, inputs: Any, scale: float) -> Any:
+def _decode_in_torch(sizes: Sizes, q: Any, cache: Any, qo: Any, kv: Any, pages: Any, inputs: Any, scale: float) -> Any:
     """Every row of a decode has the same number of query tokens; `cache` [P, D], values its first columns."""
     from syncfree.backends.reference import masked_attention
 
     rows = inputs.decode_rows
-    each, longest = inputs.decode_tokens // rows, max(row.computed + row.query for row in inputs.rows[:rows])
-    within = torch.arange(longest, device=q.device)
+    each = inputs.decode_tokens // rows
+    within = torch.arange(sizes.room, device=q.device)
     lens = kv[1 : rows + 1] - kv[:rows]
     where = (kv[:rows, None] + within).clamp(max=len(pages) - 1)
     keys = cache[pages[where].clamp(0, len(cache) - 1)][:, :, None]
     behind = torch.arange(each - 1, -1, -1, device=q.device)
     visible = within[None, None] < (lens[:, None] - behind)[:, :, None]
-    latent = q.shape[-1] - SMOKE.rope
+    latent = q.shape[-1] - sizes.rope
     out, _ = masked_attention(q.view(rows, each, *q.shape[1:]), keys, keys[..., :latent], visible, scale)
     return out.flatten(0, 1)
 
@@ -217,11 +219,14 @@ def serve_prompts(run: Run, case: str, drafts: int) -> dict[str, Any]:
     model = Model(sizes, run.device, decode_kernel(run, sizes, drafts))
     reader, names = fields.reader_of(case, sizes.block), fields.CASES[case]
     tallies = {name: Tally() for name in names}
-    loops = {}
+    loops, forward = {}, Forwards(model)
     for name in names:
         builder = fields.make(case, name, run.setting(sizes, drafts))
-        loops[name] = Loop(model, builder, reader, drafts, fields.common_metadata)
-        loops[name].run(most_steps=6)  # warm-up: kernels compiled, memory allocated
+        loops[name] = Loop(model, builder, reader, drafts, fields.common_metadata, forward)
+        loops[name].run(None if name == "before" else 6)  # once all layouts, for their capture; then a warm-up each
+    captured_as_launched(run, case, loops["before"])
+    gc.collect()
+    gc.disable()  # no variant is to pay for another's garbage
     for _ in range(run.rounds):
         for name, loop in loops.items():
             if run.out_of_time() and tallies[name].requests:
@@ -233,6 +238,7 @@ def serve_prompts(run: Run, case: str, drafts: int) -> dict[str, Any]:
             tokens = [request.tokens for request in ended]
             tallies[name].add(loop.records, tokens, time.perf_counter() - began)
             tallies[name].requests += ended
+    gc.enable()
     told = {}
     for name, loop in loops.items():
         told[name] = {"what": names[name], **tallies[name].told()}
@@ -241,6 +247,17 @@ def serve_prompts(run: Run, case: str, drafts: int) -> dict[str, Any]:
     check(run, case, told)
     control = misread(run, case, loops["before"])
     return {"variants": told, "control": control, "sizes": sizes._asdict(), "drafts": drafts, "rounds": run.rounds}
+
+
+def captured_as_launched(run: Run, case: str, loop: Loop) -> None:
+    """The captured forward gives the tokens of the one launched operator by operator."""
+    ways = (loop.forward, loop.model.forward)
+    tokens = []
+    for loop.forward in ways:
+        tokens.append([request.tokens for request in loop.run(requests=2)])
+    loop.forward = ways[0]
+    if tokens[0] != tokens[1]:
+        run.failures.append(f"{case}: the captured forward gives other tokens than the same launched eagerly")
 
 
 def misread(run: Run, case: str, loop: Any) -> dict[str, Any]:
@@ -266,7 +283,7 @@ def _every_other(slots: Any) -> Any:
 
 def _count_loop(loop: Any, around: Any) -> None:
     loop.around_build = around
-    loop.run(most_steps=COUNTED_STEPS)
+    loop.run(COUNTED_STEPS, requests=2)  # of so few, some steps are of decode rows alone
     loop.around_build = contextlib.nullcontext
 
 
@@ -335,6 +352,10 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def execute(run: Run, parts: list[str]) -> int:
+    import vllm
+
+    if not vllm.__version__.startswith("0.26."):
+        raise SystemExit(f"expected vLLM 0.26, which the other releases' files are put into, got {vllm.__version__}")
     fields.install(run.smoke)
     run.result |= about(run)
     for part in parts:
@@ -374,8 +395,6 @@ def main() -> int:
     if options.report is not None:
         cases_report.write(options.report)
         return 0
-    if (release := importlib.metadata.version("vllm")).split(".")[:2] != ["0", "26"]:
-        parser.error(f"expected vLLM 0.26, the release that the other releases' files are put into, got {release}")
     rounds = options.rounds or (1 if options.smoke else 3)
     parts = options.cases.split(",")
     if options.smoke:

@@ -90,6 +90,10 @@ class Reader:
     decode: Callable[[Any, Inputs], tuple[Any, Any, Any]]  # (qo_indptr, kv_indptr, page_list)
     context: Callable[[Any, Inputs], Any]  # slots of the cached context of rows that have some, packed, or None
 
+    def read(self, metadata: Any, inputs: Inputs) -> tuple[Any, Any]:
+        """(paging of the decode rows or None, slots of context or None)."""
+        return self.decode(metadata, inputs) if inputs.decode_rows else None, self.context(metadata, inputs)
+
 
 class Inputs(NamedTuple):
     """One step on the device and what the host knows of it."""
@@ -149,11 +153,10 @@ class Model:
         """The token that a much smaller model expects next: the first layer's MLP alone."""
         return (_norm(self._mlp(self.embedding[tokens], self.layers[0])) @ self.head).argmax(-1)
 
-    def forward(self, tokens: Any, inputs: Inputs, metadata: Any, reader: Reader, wanted: Any) -> Any:
-        """The tokens that follow those at `wanted` (int64 indices into the step's tokens)."""
+    def forward(self, tokens: Any, inputs: Inputs, paging: Any, context: Any, wanted: Any) -> Any:
+        """The tokens that follow those at `wanted` (int64 indices into the step's tokens); what to attend to as
+        `Reader.read` gives it."""
         s, n = self.sizes, inputs.decode_tokens
-        paging = reader.decode(metadata, inputs) if n else None
-        context = reader.context(metadata, inputs)
         x = self.embedding[tokens]
         for layer in self.layers:
             h = _norm(x)
@@ -260,8 +263,11 @@ class StepRecord(NamedTuple):
 class Loop:
     """Serves `requests` prompts with one metadata builder. `drafts` tokens a decode row are guessed and verified."""
 
-    def __init__(self, model: Model, builder: Any, reader: Reader, drafts: int, make_common: Any) -> None:
+    def __init__(
+        self, model: Model, builder: Any, reader: Reader, drafts: int, make_common: Any, forward: Any = None
+    ) -> None:
         self.model, self.builder, self.reader, self.drafts = model, builder, reader, drafts
+        self.forward = forward or model.forward  # with the arguments of `Model.forward`
         self._make_common = make_common
         s, device = model.sizes, model.device
         generator = torch.Generator().manual_seed(7)
@@ -328,7 +334,7 @@ class Loop:
         nd = inputs.decode_rows
         wanted = torch.cat((last, last[:nd] - 1)) if self.drafts else last
         tokens = self.ids[inputs.places]
-        following = model.forward(tokens, inputs, metadata, self.reader, wanted)
+        following = self.forward(tokens, inputs, *self.reader.read(metadata, inputs), wanted)
         samples = torch.tensor([row.samples for row in rows])
         every_row_samples = bool(samples.all())
         slots = inputs.slots.to(torch.int64)
@@ -359,10 +365,10 @@ class Loop:
 
     # ------------------------------------------------------------- the whole
 
-    def run(self, most_steps: int | None = None) -> list[Request]:
+    def run(self, most_steps: int | None = None, requests: int | None = None) -> list[Request]:
         """Serve everything; step N+1 is built and launched before step N's tokens are awaited."""
         s = self.model.sizes
-        waiting = deque(range(s.requests))
+        waiting = deque(range(requests or s.requests))
         running: list[Request] = []
         ended: list[Request] = []
         free = deque(range(s.concurrency))

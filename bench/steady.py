@@ -33,7 +33,7 @@ class Steady:
         self._pinned = [torch.zeros(rows, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         self._events = [torch.cuda.Event() for _ in range(2)]
         self._reset()
-        self._graph = self._capture()
+        self._graph, self._read_by_graph = self._capture()
 
     def _reset(self) -> None:
         s = self.model.sizes
@@ -47,13 +47,14 @@ class Steady:
         common = self._make_common(rows, self._starts, self._starts_d, self._lens, self._table, self._places)
         return Inputs(rows, self._slots, self._starts_d, self._lens, self._places, common)
 
-    def _capture(self) -> Any:
+    def _capture(self) -> tuple[Any, Any]:
         inputs = self._inputs(0)
         metadata = self.builder.build(0, inputs.common)
         wanted = torch.arange(len(inputs.rows), device=self.model.device)
 
         def forward() -> None:
-            self._tokens.copy_(self.model.forward(self._tokens, inputs, metadata, self.reader, wanted))
+            read = self.reader.read(metadata, inputs)
+            self._tokens.copy_(self.model.forward(self._tokens, inputs, *read, wanted))
             self._lens.add_(1)
             self._places.add_(1)
 
@@ -62,7 +63,7 @@ class Steady:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             forward()
-        return graph
+        return graph, (inputs, metadata, wanted)  # memory that a replay reads: kept, or others would be given it
 
     def run(self, steps: int, around_build: Any) -> tuple[list[StepRecord], list[list[int]]]:
         """Records and tokens of so many steps from the same start."""

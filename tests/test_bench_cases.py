@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,7 +47,7 @@ for drafts in (0, 1):
     rows = [Row(slot, 1 + drafts, int(n) - 1 - drafts, True, True) for slot, n in enumerate(lens)]
     inputs = SimpleNamespace(rows=rows, decode_rows=3, decode_tokens=len(q))
     got = cases.decode_kernel(run, SMOKE, drafts)(q, cache, qo, kv, pages, inputs, 0.3)
-    wanted = cases._decode_in_torch(q, cache, qo, kv, pages, inputs, 0.3)
+    wanted = cases._decode_in_torch(SMOKE, q, cache, qo, kv, pages, inputs, 0.3)
     error = float((got - wanted).norm() / wanted.norm())
     assert error < 1e-5, error
     print("near", drafts)
@@ -106,3 +107,62 @@ def test_fitting_the_route_anew_finds_the_same_coefficients(bench):
     assert errors["timings"] == 8 * len(rows)
     assert fitted.fixed == pytest.approx(known.blocks[16].fixed, rel=1e-3)
     assert fitted.persistent == pytest.approx(known.blocks[16].persistent, rel=1e-3)
+
+
+class PassedOn:
+    """A builder whose metadata are the common ones."""
+
+    def build(self, prefix: int, common):
+        return common
+
+
+def served(bench, forward_of, monkeypatch):
+    """Tokens of a few requests on the simulated device; `forward_of(model)` runs a step."""
+    cases, serving = bench
+    import field_builders as fields
+    from syncfree.profiler import simulated_device
+
+    sizes, block = serving.SMOKE, serving.SMOKE.block
+
+    def common(rows, starts, starts_d, lens, table, places):
+        return SimpleNamespace(rows=rows, lens=lens, table=table)
+
+    def decode(made, inputs):
+        each = inputs.decode_tokens // inputs.decode_rows
+        _, kv, pages = fields.token_pages(
+            made.table[: inputs.decode_rows], made.lens[: inputs.decode_rows].clone(), block
+        )
+        return torch.arange(0, inputs.decode_tokens + 1, each, device=pages.device), kv, pages
+
+    def context(made, inputs):
+        rows = [row for row in inputs.rows[inputs.decode_rows :] if row.computed]
+        places = [torch.arange(row.computed) + row.slot * sizes.room for row in rows]
+        return torch.cat(places).to(made.table.device) if places else None
+
+    with simulated_device() as device:
+        run = SimpleNamespace(smoke=True, device=device)
+        model = serving.Model(sizes, device, cases.decode_kernel(run, sizes, 1))
+        forward = forward_of(model)
+        loop = serving.Loop(model, PassedOn(), serving.Reader(decode, context), 1, common, forward)
+        return [[request.tokens for request in loop.run(requests=3)] for _ in range(2)], forward
+
+
+def test_captured_forwards_give_the_tokens_of_the_launched_ones(bench, monkeypatch):
+    import forwards
+
+    launched, _ = served(bench, lambda model: model.forward, monkeypatch)
+    captured, graphs = served(bench, forwards.Forwards, monkeypatch)
+    assert launched[0] == launched[1] == captured[0] == captured[1]
+    assert len({len(tokens) for tokens in launched[0]}) > 1  # drafts are accepted here and refused there
+    kinds = {(layout.decode_rows > 0, len(layout.prefills) > 0) for layout in graphs._captured}
+    assert kinds == {(False, True), (True, True), (True, False)}
+
+
+def test_a_captured_forward_reads_what_the_step_brings(bench, monkeypatch):
+    """Buffers that were not refilled would give the first step's context to every step of its layout."""
+    import forwards
+
+    filled, _ = served(bench, forwards.Forwards, monkeypatch)
+    monkeypatch.setattr(forwards._Captured, "__call__", lambda self, *step: self.graph.replay() or self.following)
+    stale, _ = served(bench, forwards.Forwards, monkeypatch)
+    assert stale != filled
