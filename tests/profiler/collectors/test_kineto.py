@@ -46,6 +46,28 @@ def test_without_a_device_it_says_so():
         Profiler("kineto").start()
 
 
+CHECK = """
+import sys, torch
+from syncfree.profiler.collectors.kineto import KinetoCollector
+
+class HostOnly(KinetoCollector):
+    def _activities(self):
+        return [torch.profiler.ProfilerActivity.CPU]
+
+HostOnly().check()
+before = set(sys.modules)
+from torch.profiler import profile
+with profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    torch.ones(4) + 1
+print(sorted(name for name in set(sys.modules) - before if name.startswith("torch._inductor")))
+"""
+
+
+def test_the_thread_that_steps_does_not_import_what_starting_needs():
+    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
 def marks(*pairs):
     return Clock([Range(f"syncfree.mark#{mine}", theirs, theirs + 1) for theirs, mine in pairs])
 
