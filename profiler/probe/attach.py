@@ -74,8 +74,8 @@ class Attachment:
         try:
             answer = self._attach(carrier, seconds if seconds < _SECONDS else _FIRST_SECONDS)
         except _Silence:
-            # Seen once in some hundred attachments to an overloaded process: the agent is in, and frida waits for a
-            # word of it that never comes. Nothing is hooked yet; another helper gets through.
+            # The agent is in, and frida waits for a word of it that does not come. Nothing is hooked yet; another
+            # helper gets through.
             if self._carried():
                 raise
             answer = self._attach(carrier, seconds if seconds < _SECONDS else _ATTACH_SECONDS)

@@ -11,7 +11,10 @@ import json
 import os
 import select
 import signal
+import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -127,15 +130,41 @@ class Helper:
                 self.script.unload()
             else:  # a thread sits in a wait that we entered before it: the code has to outlive us
                 self.script.eternalize()
-            self.session.detach()
+            self._hang_up()
             self.script = self.session = None
-            # frida goes on to free its memory, by calls that it makes on a stopped thread of the target. That thread
-            # would be lost if we ended half way through one: wait until all is done.
-            import frida
-
-            frida.shutdown()
+            self._wait_for_frida()
         self._wait_for_the_agent()
         return {"pause_ms": pause * 1e3, "free": free}
+
+    def _hang_up(self) -> None:
+        """End the session by closing our end of the agent's connection, as our death would.
+
+        Asked to leave (`session.detach`), the agent closes its end itself and ends its main loop. Once in some hundred
+        times GLib's report that the connection is closed reaches that loop after its end: it is never dispatched, its
+        reference keeps the connection, and the agent, which waits for its last connection to go, never leaves. Of
+        an end that we close it hears before it begins to leave.
+        """
+        connections = agent_connections()
+        if len(connections) == 1:
+            self.session.off("detached", self._detached)
+            with connections[0] as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        else:
+            self.session.detach()
+        for connection in connections:
+            connection.close()
+
+    def _wait_for_frida(self, seconds: float = 20.0) -> None:
+        """Until it has freed its memory, by calls that it makes on a stopped thread of the target.
+
+        That thread would be lost if we ended half way through one. An agent that never leaves is not waited for longer:
+        frida then holds no thread (see `wait_until_let_go`), and the client has other things to do.
+        """
+        import frida
+
+        ending = threading.Thread(target=frida.shutdown, daemon=True)
+        ending.start()
+        ending.join(seconds)
 
     def _wait_for_the_agent(self, seconds: float = 5.0) -> None:
         """Until it is unmapped: who attaches next must not meet one that is just leaving."""
@@ -209,6 +238,35 @@ def _slow_clock() -> patience.SlowClock | None:
         return None
     clock.install()
     return clock
+
+
+def agent_connections() -> list[socket.socket]:
+    """Duplicates of this process's sockets of which it has made both ends: frida's to its agent is one of them.
+
+    (The other end of frida's socket to its loader was made by the target.)
+    """
+    found: dict[int, socket.socket] = {}  # by inode: our own duplicates are in the list as well
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(path.readlink()).startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(path.name)))
+        except OSError:  # closed meanwhile, by another thread
+            continue
+        number = os.fstat(connection.fileno()).st_ino
+        listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ours = connection.family == socket.AF_UNIX and not listens and _peer(connection) == os.getpid()
+        if ours and number not in found:
+            found[number] = connection
+        else:
+            connection.close()
+    return list(found.values())
+
+
+def _peer(connection: socket.socket) -> int:
+    """The process that the kernel names as the other end's: for a pair of sockets, who made the pair."""
+    pid, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
 
 
 def _agent_mapped(pid: int) -> bool:

@@ -199,6 +199,24 @@ def test_a_thread_inside_a_wait_is_waited_for_before_the_code_goes(busy):
     assert busy.process.poll() is None
 
 
+def test_code_that_a_thread_does_not_leave_in_time_stays_and_the_jumps_go(busy):
+    untouched = busy.code()
+    probe = Attachment(busy.pid)
+    probe.install()
+    busy.ask("s 900")
+    time.sleep(0.2)
+    assert not probe._ask("detach", seconds=0.0)["free"]
+    probe.close()
+    assert busy.code() == untouched
+    busy.ask("s 0")
+    busy.ask("p")
+    busy.ask("r")
+    with Attachment(busy.pid) as another:
+        assert another.install().names
+    busy.ask("p")
+    assert busy.process.poll() is None
+
+
 def test_a_process_that_does_not_exist_is_refused():
     with pytest.raises(Unreachable, match="process 4194303 does not exist"):
         Attachment(4194303)
