@@ -209,7 +209,7 @@ def fixed_split_decode(
         raise BadInput(f"pool: expected >= {num_splits} * {len(q)} rows, got {len(pool.out)}")
     out, lse = shape.allocate_output(q) if output is None else output
     _check(q, pages, shape)
-    kernels.fixed_split_decode[(len(kv_indptr) - 1, num_splits, shape.num_blocks)](
+    kernels.fixed_split_decode[(num_splits, len(kv_indptr) - 1, shape.num_blocks)](
         q,
         pages,
         page_list,

@@ -179,17 +179,18 @@ def fixed_split_decode(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Program (b, s, i): the s-th of equal parts of request b's KV, for its i-th block of packed rows.
+    """Program (s, b, i): the s-th of equal parts of request b's KV, for its i-th block of packed rows.
 
-    Split s of query row r lies in row `s * num_rows + r` of the pool.
+    Split s of query row r lies in row `s * num_rows + r` of the pool. Splits come first in the grid: the parts of one
+    long request go to one compute unit each, where with requests first several of them would share units.
     """
-    request = tl.program_id(0)
-    split = tl.program_id(1)
+    request = tl.program_id(1)
+    split = tl.program_id(0)
     first = tl.load(qo_indptr + request)
     stop = tl.load(qo_indptr + request + 1)
     begin = tl.load(kv_indptr + request)
     end = tl.load(kv_indptr + request + 1)
-    share = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(0)), BLOCK_N) * BLOCK_N
     kv_start = tl.minimum(begin + split * share, end)
     kv_stop = tl.minimum(kv_start + share, end)
     lane = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -114,7 +114,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def step_times(records: list[Any]) -> dict[str, list[float]]:
-    """Milliseconds between the ends of successive steps, by the later one's kind."""
+    """Milliseconds between the ends of successive steps on the device, by the later one's kind."""
     times: dict[str, list[float]] = {}
     for last, this in itertools.pairwise(records):
         times.setdefault(this.kind, []).append((this.ended - last.ended) * 1e3)

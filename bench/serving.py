@@ -257,7 +257,7 @@ def kind_of(rows: list[Row]) -> str:
 class StepRecord(NamedTuple):
     kind: str
     build_us: float
-    ended: float  # host clock when its tokens had come
+    ended: float  # seconds by the device's clock: the host, which a wait delays, would notice an end too late
 
 
 class Loop:
@@ -281,7 +281,6 @@ class Loop:
         most = s.chunk + (3 + drafts) * s.concurrency
         self._staging = Staging(device, 4 * most + 64)
         self._pinned = [torch.zeros(3, s.concurrency, dtype=torch.int64, pin_memory=True) for _ in range(2)]
-        self._events = [torch.cuda.Event() for _ in range(2)]
         self.around_build: Callable[[str], Any] = contextlib.nullcontext  # called with the kind of the step
         self.records: list[StepRecord] = []
 
@@ -372,8 +371,10 @@ class Loop:
         running: list[Request] = []
         ended: list[Request] = []
         free = deque(range(s.concurrency))
-        flight: deque[tuple[list[Row], int, float]] = deque()
+        flight: deque[tuple[list[Row], int, Any, float]] = deque()
         count = 0
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._began.record()
         self.ids.copy_(self._prompts.flatten())
         while waiting or running:
             while waiting and free:
@@ -381,12 +382,13 @@ class Loop:
                 running.append(Request(free.popleft(), time.perf_counter()))
             rows = self._schedule(running)
             if rows and (most_steps is None or count < most_steps):
-                build_us = self.step(rows, self._pinned[count % 2], self._events[count % 2])
+                event = torch.cuda.Event(enable_timing=True)
+                build_us = self.step(rows, self._pinned[count % 2], event)
                 by_slot = {request.slot: request for request in running}
                 for row in rows:
                     by_slot[row.slot].ahead += row.query
                     by_slot[row.slot].steps += row.decode
-                flight.append((rows, count % 2, build_us))
+                flight.append((rows, count % 2, event, build_us))
                 count += 1
             elif not flight:
                 break
@@ -400,8 +402,8 @@ class Loop:
                 self._restore(request.slot)
         return ended
 
-    def _await(self, rows: list[Row], slot: int, build_us: float, running: list[Request]) -> None:
-        self._events[slot].synchronize()
+    def _await(self, rows: list[Row], slot: int, event: Any, build_us: float, running: list[Request]) -> None:
+        event.synchronize()
         now = time.perf_counter()
         first, token, accepted = self._pinned[slot].tolist()
         by_slot = {request.slot: request for request in running}
@@ -416,7 +418,7 @@ class Loop:
             if row.decode and self.drafts:
                 request.drafted += 1
                 request.accepted += accepted[row.slot]
-        self.records.append(StepRecord(kind_of(rows), build_us, now))
+        self.records.append(StepRecord(kind_of(rows), build_us, self._began.elapsed_time(event) / 1e3))
 
     def _restore(self, slot: int) -> None:
         """The next request of this slot finds its prompt unharmed."""

@@ -31,7 +31,6 @@ class Steady:
         self._table = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks).to(device)
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._pinned = [torch.zeros(rows, dtype=torch.int64, pin_memory=True) for _ in range(2)]
-        self._events = [torch.cuda.Event() for _ in range(2)]
         self._reset()
         self._graph, self._read_by_graph = self._capture()
 
@@ -69,9 +68,11 @@ class Steady:
         """Records and tokens of so many steps from the same start."""
         self._reset()
         torch.cuda.synchronize()
-        flight: deque[tuple[int, float]] = deque()
+        flight: deque[tuple[int, Any, float]] = deque()
         records: list[StepRecord] = []
         tokens: list[list[int]] = []
+        began_run = torch.cuda.Event(enable_timing=True)
+        began_run.record()
         for step in range(steps + 1):
             if step < steps:
                 inputs = self._inputs(step)
@@ -81,11 +82,12 @@ class Steady:
                     build_us = (time.perf_counter() - began) * 1e6
                 self._graph.replay()
                 self._pinned[step % 2].copy_(self._tokens, non_blocking=True)
-                self._events[step % 2].record()
-                flight.append((step % 2, build_us))
+                event = torch.cuda.Event(enable_timing=True)
+                event.record()
+                flight.append((step % 2, event, build_us))
             if len(flight) == 2 or step == steps:
-                slot, build_us = flight.popleft()
-                self._events[slot].synchronize()
-                records.append(StepRecord("decode", build_us, time.perf_counter()))
+                slot, event, build_us = flight.popleft()
+                event.synchronize()
+                records.append(StepRecord("decode", build_us, began_run.elapsed_time(event) / 1e3))
                 tokens.append(self._pinned[slot].tolist())
         return records, tokens

@@ -1,9 +1,9 @@
 """Fits `backends/mla_decode_times.json` to the timings of one device, and says what the fit is worth.
 
-    python3 bench/gpu/fit_times.py bench/results/2026-11-29-h200/mla_h200.json [--write]
+    python3 bench/gpu/fit_times.py bench/results/2026-11-29-h200/mla_h200.json [MORE.json...] [--write]
 
 Least squares over the relative errors of every timed kernel; a slow number of splits, which no choice comes near,
-counts a tenth. Without --write nothing is changed. Prints the root mean square errors and every shape
+counts a tenth, a shape on which the two kernels are about as fast, so that the choice hangs on it, ten times. Without --write nothing is changed. Prints the root mean square errors and every shape
 on which the choice is more than 3 % slower than the best kernel; exit code 1 if there is one.
 """
 
@@ -27,6 +27,7 @@ BLOCK_N = {16: 64, 32: 64, 64: 32}  # KV tokens of a block, by its packed rows: 
 FIXED = ("launch", "chain", "pool_rows", "blocks", "programs")
 PERSISTENT = ("launch", "workgroup", "pool_rows", "chain", "fresh")
 NEAR, FAR_WEIGHT = 1.3, 0.1
+TIE, TIE_WEIGHT = 1.1, 1.0
 
 
 def lengths(name: str) -> np.ndarray:
@@ -97,7 +98,9 @@ def fit_block(rows: list[dict[str, Any]], block: int, num_cu: int) -> tuple[Coef
     assert found is not None
     error, settings, x = found
     us = [row["persistent_us"] for row in rows]
-    y, persistent = solved([figures(s, 0, settings, PERSISTENT) for s in shapes], us, 1 / np.array(us))
+    ratios = [max(t := a / min(row["fixed_us"].values()), 1 / t) for a, row in zip(us, rows, strict=True)]
+    weights = np.array([(TIE_WEIGHT if ratio < TIE else 1) / t for ratio, t in zip(ratios, us, strict=True)])
+    y, persistent = solved([figures(s, 0, settings, PERSISTENT) for s in shapes], us, weights)
     fitted = msgspec.structs.replace(
         settings,
         fixed=dict(zip(FIXED, x.round(6).tolist(), strict=True)),
@@ -118,12 +121,14 @@ def regrets(rows: list[dict[str, Any]], times: Times) -> Iterator[tuple[str, str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+", help="of the same device; the last one names the versions")
     parser.add_argument("--num-cu", type=int, default=132, help="of the device that was timed; an H200 has 132")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    result = json.loads(options.results.read_text())
-    rows = result["timing"]["rows"]
+    rows = []
+    for file in options.results:
+        result = json.loads(file.read_text())
+        rows += result["timing"]["rows"]
     num_cu = result.get("num_cu", options.num_cu)
     by_block: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -132,7 +137,7 @@ def main() -> int:
     for block, its in sorted(by_block.items()):
         blocks[block], errors = fit_block(its, block, num_cu)
         print(f"blocks of {block}: {errors}")
-    source = "/".join(options.results.resolve().parts[-4:])
+    source = ", ".join("/".join(file.resolve().parts[-4:]) for file in options.results)
     times = Times(f"{result['device']}, torch {result['torch']}, Triton {result['triton']}", source, num_cu, blocks)
     found = sorted(regrets(rows, times), key=lambda entry: -entry[2])
     bad = [entry for entry in found if entry[2] > TOLERANCE]

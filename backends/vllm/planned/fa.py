@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from typing import Any, ClassVar
 
@@ -101,8 +102,9 @@ class FlashAttention:
         )
 
 
-def _names(cls: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)}
+@functools.cache  # asked in every step
+def _names(cls: Any) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls))
 
 
 def _layers(builder: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -26,7 +27,7 @@ def whole(
     builder: Any, plan: MetadataPlan, common: Any, decodes: tuple[int, int], prefills: int, prefill: Any, decode: Any
 ) -> Any:
     """vLLM's metadata object. `decodes`: rows and tokens."""
-    known = {field.name for field in dataclasses.fields(builder.metadata_cls)}
+    known = _names(builder.metadata_cls)
     values = {
         "num_reqs": common.num_reqs,
         "max_query_len": common.max_query_len,
@@ -43,6 +44,11 @@ def whole(
         "decode": decode,
     }
     return builder.metadata_cls(**{name: value for name, value in values.items() if name in known})
+
+
+@functools.cache  # asked in every step
+def _names(cls: Any) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls))
 
 
 def prefill(
