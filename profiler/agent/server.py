@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from ...errors import SyncfreeError
+from ..yielding import gently
 from . import sockets
 from .desk import Desk
 from .protocol import MAX_REQUEST_BYTES
@@ -123,9 +124,10 @@ class Agent:
             events = dict(poller.poll(self._desk.patience_ms()))
             if wake in events:
                 return
-            if router in events:
-                self._answer(router)
-            self._desk.tick()
+            with gently():  # bringing in a recording takes a while
+                if router in events:
+                    self._answer(router)
+                self._desk.tick()
 
     def _answer(self, router: zmq.Socket[bytes]) -> None:
         for _ in range(_BURST):

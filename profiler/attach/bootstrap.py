@@ -1,14 +1,12 @@
 """The first code of ours that runs in the target; makes the rest importable. Standard library only.
 
 It runs on frida's own thread and takes the GIL like any thread does. What keeps the target's threads waiting is how
-long we hold it at a stretch: nothing is compiled here, the interval after which a waiting thread gets the GIL is
-shortened, and the garbage collector, which would walk the whole heap of a serving process, is held off meanwhile.
+long we hold it: nothing is compiled here, a thread that waits for it gets it soon (see yielding.py), and between the
+modules that we import there are rests, so that their work is spread over many steps of the server.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -17,20 +15,20 @@ import marshal
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import zlib
 from types import ModuleType
 from typing import Any
 
-_SWITCH_SECONDS = 0.0002
 _PACKAGE = "syncfree"
 
 
 class Bundle(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports modules of ours from the block that the client brought."""
+    """Imports modules of ours from the block that the client brought. `pace`: rests after each, while there is one."""
 
     def __init__(self, modules: dict[str, tuple[str, bool, bytes]], digest: str) -> None:
         self.modules = modules
         self.syncfree_digest = digest
+        self.pace: Any = None
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self.modules:
@@ -47,33 +45,29 @@ class Bundle(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         file, _, code = self.modules[module.__name__]
         module.__file__ = file
-        exec(marshal.loads(code), module.__dict__)
-
-
-@contextlib.contextmanager
-def gently() -> Iterator[None]:
-    """Let the target's threads have the GIL soon, whatever we do."""
-    interval, collecting = sys.getswitchinterval(), gc.isenabled()
-    sys.setswitchinterval(min(interval, _SWITCH_SECONDS))
-    gc.disable()
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        if collecting:
-            gc.enable()
+        exec(marshal.loads(zlib.decompress(code)), module.__dict__)
+        if self.pace is not None:
+            self.pace.rest()
 
 
 def settle(modules: dict[str, tuple[str, bool, bytes]], digest: str) -> str:
-    """Make our modules importable; those of an older visit stay if they are the same."""
-    with gently():
-        leave()
-        old = getattr(getattr(sys.modules.get(_PACKAGE), "__spec__", None), "loader", None)
-        if getattr(old, "syncfree_digest", digest) != digest:
-            for name in [n for n in sys.modules if n == _PACKAGE or n.startswith(_PACKAGE + ".")]:
-                del sys.modules[name]
-        sys.meta_path.insert(0, Bundle(modules, digest))
+    """Make our modules importable, in place of those of another release that an older visit left."""
+    leave()
+    for name in [n for n in sys.modules if n == _PACKAGE or n.startswith(_PACKAGE + ".")]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, Bundle(modules, digest))
     return "settled"
+
+
+def resume() -> str:
+    """Make the modules importable again that an older visit brought: they are the same."""
+    leave()
+    sys.meta_path.insert(0, _loader())
+    return "settled"
+
+
+def _loader() -> Any:
+    return getattr(getattr(sys.modules.get(_PACKAGE), "__spec__", None), "loader", None)
 
 
 def leave() -> str:
@@ -84,14 +78,27 @@ def leave() -> str:
 
 def call(name: str, request: str) -> str:
     """One function of the guest: JSON in, JSON out."""
-    with gently():
-        try:
-            guest = importlib.import_module(f"{_PACKAGE}.profiler.attach.guest")
-            answer = getattr(guest, name)(**json.loads(request))
-        except Exception as error:  # noqa: BLE001 - the client gets the reason, whatever it is
-            answer = {"refused": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    try:
+        yielding = importlib.import_module(f"{_PACKAGE}.profiler.yielding")
+        with yielding.gently():
+            answer = _call(name, request, yielding.Pace())
+    except Exception as error:  # noqa: BLE001 - the client gets the reason, whatever it is
+        answer = {"refused": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
     _forget_thread()
     return json.dumps(answer)
+
+
+def _call(name: str, request: str, pace: Any) -> Any:
+    bundle = _loader()
+    ours = hasattr(bundle, "syncfree_digest")  # else the target's own syncfree
+    if ours:
+        bundle.pace = pace
+    try:
+        guest = importlib.import_module(f"{_PACKAGE}.profiler.attach.guest")
+        return getattr(guest, name)(**json.loads(request))
+    finally:
+        if ours:
+            bundle.pace = None
 
 
 def _forget_thread() -> None:

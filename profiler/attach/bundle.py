@@ -14,7 +14,9 @@ import subprocess
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 from ...errors import Unreachable
@@ -42,8 +44,8 @@ _COMPILER = """
 import json, marshal, sys, zlib
 modules = {}
 for name, path, package, source in json.load(sys.stdin):
-    modules[name] = (path, package, marshal.dumps(compile(source, path, "exec", dont_inherit=True)))
-sys.stdout.buffer.write(zlib.compress(marshal.dumps(modules), 6))
+    modules[name] = (path, package, zlib.compress(marshal.dumps(compile(source, path, "exec", dont_inherit=True))))
+sys.stdout.buffer.write(marshal.dumps(modules))
 """
 
 
@@ -69,18 +71,22 @@ def _sources() -> Iterator[Source]:
 def build(magic: bytes = importlib.util.MAGIC_NUMBER, interpreter: str = "") -> tuple[bytes, str]:
     """The block for a Python whose code has this magic number, and a digest of what is in it.
 
-    zlib over marshal of `{module: (file, is package, marshalled code)}`. `interpreter`: the target's executable, for a
-    Python of another release than ours. Raises `Unreachable` where that one does not compile.
+    Marshal of `{module: (file, is package, marshalled and compressed code)}`. `interpreter`: the target's executable,
+    for a Python of another release than ours. Raises `Unreachable` where that one does not compile.
     """
     sources = list(_sources())
     digest = hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
     if magic == importlib.util.MAGIC_NUMBER:
-        modules = {
-            s.name: (s.path, s.package, marshal.dumps(compile(s.text, s.path, "exec", dont_inherit=True)))
-            for s in sources
-        }
-        return zlib.compress(marshal.dumps(modules), 6), digest
+        modules = {s.name: (s.path, s.package, zlib.compress(marshal.dumps(_compiled(s)))) for s in sources}
+        return marshal.dumps(modules), digest
     return _elsewhere(interpreter, sources), digest
+
+
+def _compiled(source: Source) -> CodeType:
+    """From Python's own cache of compiled files where that is fresh: the server needs the processors, too."""
+    code = SourceFileLoader(source.name, source.path).get_code(source.name)
+    assert code is not None  # a source file always has code
+    return code
 
 
 def _elsewhere(interpreter: str, sources: list[Source]) -> bytes:

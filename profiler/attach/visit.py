@@ -32,15 +32,20 @@ answer = json.dumps({
     "python": sys.version.split()[0],
     "torch": "torch" in sys.modules,
     "missing": [n for n in ("msgspec", "zmq", "numpy") if n not in sys.modules and not importlib.util.find_spec(n)],
+    "digest": ours.__spec__.loader.syncfree_digest if brought else None,
     "installed": None if ours is None or brought else str(getattr(ours, "__version__", "of another release")),
 })
 """
 _SETTLE = """
 import ctypes, marshal, zlib
-modules = marshal.loads(zlib.decompress(ctypes.string_at({address}, {size})))
+modules = marshal.loads(ctypes.string_at({address}, {size}))
 names = {{"__name__": "syncfree.profiler.attach.bootstrap"}}
-exec(marshal.loads(modules[names["__name__"]][2]), names)
+exec(marshal.loads(zlib.decompress(modules[names["__name__"]][2])), names)
 answer = names["settle"](modules, {digest!r})
+"""
+_RESUME = """
+from syncfree.profiler.attach.bootstrap import resume
+answer = resume()
 """
 _CALL = """
 from syncfree.profiler.attach.bootstrap import call
@@ -60,6 +65,7 @@ class Visit:
         self.notes: list[Note] = []
         self.engines: list[str] = []
         check(process)
+        bundle.build()  # before anything is at the target: it takes a while where Python has not compiled us yet
         self._attachment = Attachment(process.pid)
         self._inside = False
         try:
@@ -118,6 +124,9 @@ class Visit:
             return
         interpreter = str(Path(f"/proc/{self.process.pid}/exe").readlink())
         block, digest = bundle.build(bytes.fromhex(facts["magic"]), interpreter)
+        if facts["digest"] == digest:
+            self._python(_RESUME)
+            return
         address = self._attachment.bring(block)
         self._python(_SETTLE.format(address=address, size=len(block), digest=digest))
 

@@ -17,9 +17,9 @@ ALONE = """
 import json, marshal, sys, zlib
 sys.path[:] = [p for p in sys.path if p]
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__ + getattr(f, "__module__", "")]
-modules = marshal.loads(zlib.decompress(sys.stdin.buffer.read()))
+modules = marshal.loads(sys.stdin.buffer.read())
 names = {"__name__": "syncfree.profiler.attach.bootstrap"}
-exec(marshal.loads(modules[names["__name__"]][2]), names)
+exec(marshal.loads(zlib.decompress(modules[names["__name__"]][2])), names)
 names["settle"](modules, "digest")
 import syncfree.profiler.attach.guest, syncfree.backends.vllm
 syncfree.backends.vllm.register(attached=True)
@@ -30,7 +30,9 @@ assert not [f for f in sys.meta_path if hasattr(f, "syncfree_digest")]
 
 
 def modules_of(block):
-    return marshal.loads(zlib.decompress(block))
+    """Module -> file, whether it is a package, code."""
+    modules = marshal.loads(block)
+    return {name: (*about, marshal.loads(zlib.decompress(code))) for name, (*about, code) in modules.items()}
 
 
 def test_the_block_is_enough(tmp_path):
@@ -50,7 +52,7 @@ def test_another_release_is_asked_to_compile_and_the_result_is_the_same_here():
     assert {name: (path, package) for name, (path, package, _) in there.items()} == {
         name: (path, package) for name, (path, package, _) in here.items()
     }
-    assert marshal.loads(there["syncfree.errors"][2]).co_names == marshal.loads(here["syncfree.errors"][2]).co_names
+    assert {name: code for name, (*_, code) in there.items()} == {name: code for name, (*_, code) in here.items()}
 
 
 def test_an_interpreter_that_does_not_run_is_a_reason():
@@ -60,10 +62,12 @@ def test_an_interpreter_that_does_not_run_is_a_reason():
         bundle._elsewhere("/bin/false", [])
 
 
-def test_the_digest_follows_the_sources(monkeypatch):
+def test_the_digest_follows_the_sources(monkeypatch, tmp_path):
     first = bundle.build()[1]
     bundle.build.cache_clear()
-    changed = [*bundle._sources(), bundle.Source("syncfree.more", "/more.py", False, "")]
+    more = tmp_path / "more.py"
+    more.write_text("")
+    changed = [*bundle._sources(), bundle.Source("syncfree.more", str(more), False, "")]
     monkeypatch.setattr(bundle, "_sources", lambda: iter(changed))
     assert bundle.build()[1] != first
     bundle.build.cache_clear()

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from syncfree.backends.live import ENGINES, watch_live
 from syncfree.errors import Unreachable
+from syncfree.profiler.attach import bundle
 from syncfree.profiler.attach.processes import find_workers, read_process
 from syncfree.profiler.attach.visit import Visit, profile_pid
+from syncfree.profiler.probe.attach import Attachment
 
 from .conftest import heed_interrupts
 
@@ -129,6 +131,17 @@ def test_nothing_grows_after_the_first_visit(engine, report, own_sockets):
     now, then = mappings(engine.pid)
     assert now == named  # no library, no memfd
     assert then < others + VISITS  # Python may take another block for objects; one a visit would be ours
+
+
+def test_what_an_earlier_visit_brought_is_not_brought_again(engine, report, own_sockets, monkeypatch):
+    def bring(*_):
+        raise AssertionError("modules were brought")
+
+    monkeypatch.setattr(Attachment, "bring", bring)
+    assert profile_pid(engine.pid, ENGINES, steps=5).steps
+    monkeypatch.setattr(bundle, "build", lambda *_: (b"", "other sources"))
+    with pytest.raises(AssertionError, match="were brought"):
+        profile_pid(engine.pid, ENGINES, steps=5)
 
 
 def test_a_second_profiler_is_refused_while_one_is_there(engine, own_sockets):
