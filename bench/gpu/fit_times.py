@@ -3,7 +3,7 @@
     python3 bench/gpu/fit_times.py bench/results/2026-11-29-h200/mla_h200.json [MORE.json...] [--write]
 
 Least squares over the relative errors of every timed kernel; a slow number of splits, which no choice comes near,
-counts a tenth, a shape on which the two kernels are about as fast, so that the choice hangs on it, ten times. Without --write nothing is changed. Prints the root mean square errors and every shape
+counts a tenth. Without --write nothing is changed. Prints the root mean square errors and every shape
 on which the choice is more than 3 % slower than the best kernel; exit code 1 if there is one.
 """
 
@@ -27,7 +27,6 @@ BLOCK_N = {16: 64, 32: 64, 64: 32}  # KV tokens of a block, by its packed rows: 
 FIXED = ("launch", "chain", "pool_rows", "blocks", "programs")
 PERSISTENT = ("launch", "workgroup", "pool_rows", "chain", "fresh")
 NEAR, FAR_WEIGHT = 1.3, 0.1
-TIE, TIE_WEIGHT = 1.1, 1.0
 
 
 def lengths(name: str) -> np.ndarray:
@@ -98,9 +97,7 @@ def fit_block(rows: list[dict[str, Any]], block: int, num_cu: int) -> tuple[Coef
     assert found is not None
     error, settings, x = found
     us = [row["persistent_us"] for row in rows]
-    ratios = [max(t := a / min(row["fixed_us"].values()), 1 / t) for a, row in zip(us, rows, strict=True)]
-    weights = np.array([(TIE_WEIGHT if ratio < TIE else 1) / t for ratio, t in zip(ratios, us, strict=True)])
-    y, persistent = solved([figures(s, 0, settings, PERSISTENT) for s in shapes], us, weights)
+    y, persistent = solved([figures(s, 0, settings, PERSISTENT) for s in shapes], us, 1 / np.array(us))
     fitted = msgspec.structs.replace(
         settings,
         fixed=dict(zip(FIXED, x.round(6).tolist(), strict=True)),
