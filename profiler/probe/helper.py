@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from . import patience, tracing
+from . import carrier, patience, tracing
 
 Answer = dict[str, Any]
 
@@ -54,13 +54,13 @@ class Helper:
         began = time.monotonic()
         if not tracing.threads_of(self.pid):
             raise Refused(f"process {self.pid} does not exist")
-        carrier = tracing.idle_thread(self.pid, ask.get("tid") or 0)
+        self.clock, guard = _in_frida(patience.SlowClock), _in_frida(carrier.Guard)
+        tid = carrier.idle_thread(self.pid, ask.get("tid") or 0, guarded=guard is not None)
         try:
-            tracing.consent(self.pid, carrier)
+            tracing.consent(self.pid, tid)
             self.shared = _agent_mapped(self.pid)
-            self.clock = _slow_clock()
-            with self._patience():
-                self.session = frida.attach(carrier)
+            with self._patience(), nullcontext() if guard is None else guard.stops(self.pid, tid):
+                self.session = frida.attach(tid)
         except (
             PermissionError,
             frida.PermissionDeniedError,
@@ -77,7 +77,7 @@ class Helper:
         return {
             "libraries": api.libraries(ask["libraries"]),
             "python": api.has_python(),
-            "carrier": carrier,
+            "carrier": tid,
             "seconds": time.monotonic() - began,
         }
 
@@ -228,16 +228,22 @@ class Helper:
             time.sleep(0.01)
 
 
-def _slow_clock() -> patience.SlowClock | None:
-    """For frida's timers; None where its library is built in a way that we do not know: its own limits then hold."""
+_Installed = TypeVar("_Installed", patience.SlowClock, carrier.Guard)
+
+
+def _in_frida(kind: type[_Installed]) -> _Installed | None:
+    """Put into frida's table of imports; None where its library is built in a way that we do not know.
+
+    Without the slow clock its own limits hold, without the guard a carrier has to have waited for longer.
+    """
     from frida import _frida
 
     try:
-        clock = patience.SlowClock(str(Path(_frida.__file__).resolve()))
+        made = kind(str(Path(_frida.__file__).resolve()))
     except (LookupError, OSError):
         return None
-    clock.install()
-    return clock
+    made.install()
+    return made
 
 
 def agent_connections() -> list[socket.socket]:

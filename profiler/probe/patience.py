@@ -58,7 +58,7 @@ class SlowClock:
     """The clock of one loaded library. Raises `LookupError` where the library does not call clock_gettime."""
 
     def __init__(self, library: str) -> None:
-        self._slot = _import_slot(library, b"clock_gettime")
+        self._slot = import_slot(library, b"clock_gettime")
         self._page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
         real = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
         self._page[:_REAL] = _CODE.ljust(_REAL, b"\x90")
@@ -99,7 +99,7 @@ class SlowClock:
             self._write(_PACE, 0)
 
 
-def _import_slot(library: str, name: bytes) -> int:
+def import_slot(library: str, name: bytes) -> int:
     """Address of the pointer through which `library` calls an imported function."""
     base = _base(library)
     tables = _dynamic(base)

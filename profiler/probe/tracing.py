@@ -25,7 +25,6 @@ _WALL = 0x40000000
 _REGISTERS, _RIP, _RSP = 27, 16, 19
 _LATE_SECONDS = 0.02  # a thread in an uninterruptible wait of the kernel's is not waited for longer than this
 _LEAVE_SECONDS = 5.0
-_ASLEEP_SECONDS = 0.03
 _STOP_SECONDS = 5.0  # any other stops as soon as it gets a processor
 
 
@@ -312,54 +311,3 @@ def _on_the_way(stopped: Stopped, memory: int, code: list[tuple[int, int]]) -> b
         if any(ours(word) for (word,) in struct.iter_unpack("<Q", top[: len(top) // 8 * 8])):
             return True
     return False
-
-
-def idle_thread(pid: int, wanted: int = 0, patience: float = 5.0) -> int:
-    """A thread of `pid` that is waiting in the kernel and has not run for a while, to carry the injection.
-
-    frida runs functions of its own on that thread, for tens of milliseconds, and puts back its general registers but
-    not its vector registers: one that computes would go on with wrong numbers. And they allocate memory: one that was
-    just doing so would find its allocator changed. Inside a system call neither can happen. `wanted`: this one alone.
-    Raises `TracingRefused` where none waits within `patience` seconds.
-    """
-    deadline = time.monotonic() + patience
-    while True:
-        tids = [wanted] if wanted else threads_of(pid)
-        first = {tid: _activity(pid, tid) for tid in tids}
-        time.sleep(_ASLEEP_SECONDS)
-        quiet = []
-        for tid, before in first.items():
-            after = _activity(pid, tid)
-            if before is not None and before == after and before[0] == "S":
-                quiet.append((tid != pid, _waits_restartably(pid, tid), -before[2], tid))
-        if quiet:
-            return max(quiet)[3]
-        if _state(pid, pid) in "ZX":
-            raise TracingRefused(f"process {pid} has ended")
-        if time.monotonic() > deadline:
-            which = f"thread {wanted}" if wanted else "no thread"
-            text = "does not wait" if wanted else "waits for anything"
-            raise TracingRefused(
-                f"{which} of process {pid} {text}, and the injection would change the numbers of one that computes"
-            )
-
-
-def _activity(pid: int, tid: int) -> tuple[str, int, int] | None:
-    """State, context switches and used CPU ticks."""
-    try:
-        stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text()
-        status = Path(f"/proc/{pid}/task/{tid}/status").read_text()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    switches = sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
-    return fields[0], switches, int(fields[11]) + int(fields[12])
-
-
-def _waits_restartably(pid: int, tid: int) -> int:
-    """2 for a futex wait, which the kernel resumes by itself after an interruption; 1 for others; 0 unknown."""
-    try:
-        number = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()[0]
-    except OSError:
-        return 0
-    return 2 if number == "202" else 1

@@ -117,7 +117,7 @@ class Server:
             "finders": [type(f).__name__ for f in sys.meta_path],
             "interval": sys.getswitchinterval(),
             "path": len(sys.path),
-            "ours": sorted(n for n in sys.modules if n.split(".")[0] == "syncfree"),
+            "ours": sorted(n for n in list(sys.modules) if n.split(".")[0] == "syncfree"),
         }
 
 

@@ -1,12 +1,15 @@
 """The thread that carries the injection, and all others that are stopped for the hooks, go on waiting as before."""
 
+import json
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 from syncfree.errors import Unreachable
-from syncfree.profiler.probe import Attachment
+from syncfree.profiler.probe import Attachment, carrier
+from syncfree.profiler.probe.tracing import TracingRefused
 
 from .conftest import DOUBLES, compiled
 
@@ -54,19 +57,114 @@ def test_no_wait_ends_early_whichever_thread_carries_the_injection(waiters):
     assert {told[kind][0] for kind in ENDLESS} == {0}
 
 
-def test_a_process_whose_only_thread_computes_is_refused_and_its_numbers_stay(needs_probe, tmp_path):
-    binary = compiled(DOUBLES / "numbers.c", tmp_path / "numbers")
-    target = subprocess.Popen([str(binary)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert target.stdout.readline() == "up\n"
-        with pytest.raises(Unreachable, match=f"no thread of process {target.pid} waits for anything"):
-            Attachment(target.pid)
-        with pytest.raises(Unreachable, match=f"thread {target.pid} of process {target.pid} does not wait"):
-            Attachment(target.pid, carrier=target.pid)
-        target.send_signal(signal.SIGUSR1)
-        rounds, changed = map(int, target.stdout.readline().split())
+class Numbers:
+    """numbers.c, with naps of so many microseconds."""
+
+    def __init__(self, folder, *naps):
+        binary = compiled(DOUBLES / "numbers.c", folder / "numbers")
+        self.process = subprocess.Popen([str(binary), *map(str, naps)], stdout=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
+        assert self.process.stdout.readline() == "up\n"
+
+    def changed(self):
+        self.process.send_signal(signal.SIGUSR1)
+        rounds, changed = map(int, self.process.stdout.readline().split())
         assert rounds > 0
-        assert changed == 0
-    finally:
-        target.kill()
-        target.communicate()
+        return changed
+
+    def end(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def numbers(needs_probe, tmp_path):
+    made = []
+
+    def start(*naps):
+        made.append(Numbers(tmp_path, *naps))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.end()
+
+
+def test_a_process_whose_only_thread_computes_is_refused_and_its_numbers_stay(numbers):
+    target = numbers()
+    with pytest.raises(Unreachable, match=f"no thread of process {target.pid} was found to wait at all, and"):
+        Attachment(target.pid)
+    with pytest.raises(Unreachable, match=f"thread {target.pid} of process {target.pid} was not found to wait at all"):
+        Attachment(target.pid, carrier=target.pid)
+    assert target.changed() == 0
+
+
+@pytest.mark.parametrize("nap", [200, 10_000])
+def test_a_thread_that_computes_between_short_naps_carries_the_injection_in_one_of_them(numbers, nap):
+    target = numbers(nap)
+    for _ in range(3):
+        with Attachment(target.pid) as probe:
+            assert probe.libraries == []
+    assert target.changed() == 0
+
+
+def test_without_a_guard_only_a_thread_that_waits_for_long_will_do(numbers):
+    target = numbers(2_000)
+    with pytest.raises(TracingRefused, match=f"no thread of process {target.pid} was found to wait for 30 ms at a str"):
+        carrier.idle_thread(target.pid, patience=0.5)
+    assert carrier.idle_thread(target.pid, guarded=True) == target.pid
+
+
+GUARDED = """
+import json, os, sys
+os.environ["TMPDIR"] = "/proc/none"
+import frida
+from syncfree.profiler.probe import carrier, helper
+target, patience = int(sys.argv[1]), float(sys.argv[2])
+if "blind" in sys.argv:
+    carrier._state = lambda pid, tid: "S"
+guard = helper._in_frida(carrier.Guard)
+told = None
+try:
+    with guard.stops(target, target, patience):
+        frida.attach(target).detach()
+except carrier.TracingRefused as error:
+    told = str(error)
+print(json.dumps([told, guard.tries]), flush=True)
+frida.shutdown()
+made = helper.Helper()
+made.pid = target
+made.wait_until_let_go()
+os._exit(0)
+"""
+
+
+def guarded(target, patience, *how):
+    """(why frida's stop of its only thread was refused, how often it was tried)"""
+    command = [sys.executable, "-c", GUARDED, str(target.pid), str(patience), *how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_thread_that_has_begun_to_compute_since_it_was_chosen_is_not_stopped_for_the_injection(numbers):
+    target = numbers()
+    told, tries = guarded(target, 1.0)
+    assert told.startswith(
+        f"thread {target.pid} of process {target.pid} was not found to wait when it was to be stopped"
+    )
+    assert tries == 0
+    assert target.changed() == 0
+
+
+def test_a_thread_that_wakes_up_just_before_it_stops_is_let_go_and_stopped_again(numbers):
+    target = numbers()
+    told, tries = guarded(target, 1.0, "blind")
+    assert told is not None
+    assert tries > 1
+    assert target.changed() == 0
+    target = numbers(1_000)
+    told, tries = guarded(target, 60.0, "blind")
+    assert told is None
+    assert tries >= 1
+    assert target.changed() == 0

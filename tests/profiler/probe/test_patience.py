@@ -72,7 +72,7 @@ def test_a_library_that_is_not_there_or_does_not_ask_for_the_time_is_left_alone(
     with pytest.raises(LookupError, match="not loaded"):
         patience.SlowClock("/no/such/library.so")
     with pytest.raises(LookupError, match="does not import"):
-        patience._import_slot(patience_library(), b"no_such_function")
+        patience.import_slot(patience_library(), b"no_such_function")
 
 
 def patience_library():

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from syncfree.profiler.probe import tracing
+from syncfree.profiler.probe.carrier import idle_thread
 
 pytestmark = pytest.mark.usefixtures("needs_probe")
 
@@ -86,7 +87,7 @@ def test_nothing_is_written_while_a_thread_stands_in_the_way(target):
 
 
 def test_the_carrier_is_a_thread_that_waits(target):
-    carrier = tracing.idle_thread(target.pid)
+    carrier = idle_thread(target.pid)
     assert carrier != target.pid
     assert carrier in tracing.threads_of(target.pid)
     tracing.consent(target.pid, carrier)
