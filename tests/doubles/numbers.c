@@ -1,16 +1,20 @@
-/* A program whose one thread computes without pause, with values that live in vector registers.
+/* A program whose one thread computes with values that live in vector registers: without pause, or, given microseconds,
+ * with a nap after each round of some milliseconds.
  * Ends with SIGUSR1, and tells how often a register had changed under its hands.
  */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 static volatile sig_atomic_t stop;
 static void end(int number) { stop = 1; }
 
 #define CHECK(n) "movq %%xmm" #n ", %%rdx\n\t cmp %%rax, %%rdx\n\t je 2f\n\t inc %0\n 2:\n\t"
 
-int main(void) {
+int main(int count, char **arguments) {
+    int nap = count > 1 ? atoi(arguments[1]) : 0;
     long rounds = 0, changed = 0;
     signal(SIGUSR1, end);
     printf("up\n");
@@ -25,6 +29,7 @@ int main(void) {
             :
             : "rax", "rcx", "rdx", "xmm0", "xmm1", "xmm2", "xmm3", "cc");
         changed += wrong != 0;
+        if (nap) usleep(nap);
     }
     printf("%ld %ld\n", rounds, changed);
     return 0;
