@@ -57,6 +57,34 @@ def test_every_thread_stands_still_and_goes_on(target):
     assert {tracing.tracer_of(target.pid, tid) for tid in tracing.threads_of(target.pid)} == {0}
 
 
+def scheduling():
+    return os.sched_getscheduler(0), os.sched_getparam(0).sched_priority, os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_while_it_stands_still_nobody_goes_before_us_where_that_is_allowed(target):
+    before = scheduling()
+    with tracing.standstill(target.pid):
+        inside = os.sched_getscheduler(0)
+    assert scheduling() == before
+    with pytest.raises(KeyError), tracing.standstill(target.pid):
+        raise KeyError
+    assert scheduling() == before
+    if os.geteuid() == 0:
+        assert inside == os.SCHED_FIFO
+
+
+def test_without_real_time_priority_it_stands_still_all_the_same(target, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    before = scheduling()
+    with tracing.standstill(target.pid) as stopped:
+        assert states(target) == {"t"}
+    assert len(stopped.places) == 6
+    assert scheduling() == before
+
+
 def test_a_patch_goes_in_and_out(target):
     tracing.apply(target.pid, [patch(target)])
     assert memory(target) == b"after___"
