@@ -6,9 +6,11 @@ Two steps: 600 small eager launches and one `.item()`; a CUDA graph of 300 nodes
 A host's clock rate and neighbours change by more than what is measured, so nothing is compared that is not side by
 side: each mode has a process of its own, and one more never has anything attached (the control); they take turns on
 one core, the quietest, with garbage collection off. `x1.0012 [1.0004, 1.0019]` is the median of the ratios of one
-round each and its 95 % interval. What a ratio is made of:
+round each and its 95 % interval; `undisturbed`: (lower decile of all steps with it) / (of all without), whatever the
+neighbours did to the others. What a ratio is made of:
 
-- flip (nothing, probe_hooks, sync_debug): switched between two steps and the next two, hundreds of times.
+- flip (nothing, probe_hooks, sync_debug): switched between two steps and the next two, hundreds of times; a third kind
+  of step there is a burst of 60 launches alone, short enough for thousands of pairs.
 - rounds (pause, probe, probe_profiler): switched on and off again each round; (with it) / (mean of without, before
   and after). For `probe` that is a whole attachment. `pause` is nothing, with an attachment's pauses.
 - control (kineto, gpu_trace, cupti): what cannot be switched off, or is felt after its end: (with it / control in the
@@ -36,9 +38,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SPY = ROOT / "tests" / "data" / "sync_corpus" / "spy.c"
 SHARES = {  # of the time; an attachment takes most of a second
-    "nothing": 0.7,
+    "nothing": 1.0,
     "pause": 1.5,
-    "probe_hooks": 1.5,
+    "probe_hooks": 3.0,
     "probe": 4.5,
     "probe_profiler": 2.0,
     "sync_debug": 0.7,
@@ -51,9 +53,11 @@ AGAINST_CONTROL = ("kineto", "gpu_trace", "cupti")
 STAYS = ("gpu_trace",)
 NEED_GPU = ("sync_debug", "kineto", "gpu_trace", "cupti")
 STEP_KINDS = ("eager", "graph")
+FLIP_KINDS = {"eager": 0.5, "graph": 0.2, "burst": 0.3}  # and their shares of the time
 BLOCK_NS = {"eager": 80e6, "graph": 40e6}  # one block of steps
 FIRST_PAIRS = 7  # blocks of (mode, control) before anything is switched on
 SETTLING_NS = 15e6  # first steps of a block, not counted: another process had the core, or something was switched
+DRAWS = 1000
 PAUSE_SECONDS = 0.2  # before each of the first blocks: later ones follow an attachment, a core that has slept is slower
 
 
@@ -91,13 +95,13 @@ class Worker:
             pass  # `read` finds out why
         return self.read()
 
-    def block(self, kind: str) -> float:
-        """Median step time in ns."""
+    def block(self, kind: str) -> list[int]:
+        """Step times in ns."""
         if kind not in self.steps:
             usual = statistics.median(self.ask("time", kind=kind, steps=20))
             self.steps[kind] = max(2, round(SETTLING_NS / usual)), max(6, round(BLOCK_NS[kind] / usual))
         settling, counted = self.steps[kind]
-        return statistics.median(self.ask("time", kind=kind, steps=settling + counted)[settling:])
+        return self.ask("time", kind=kind, steps=settling + counted)[settling:]
 
     def end(self) -> None:
         self.process.stdin.close()
@@ -129,12 +133,30 @@ def median_over(later: list[float], earlier: list[float]) -> dict[str, object]:
     drawn = sorted(
         statistics.median(chance.choices(later, k=len(later)))
         / statistics.median(chance.choices(earlier, k=len(earlier)))
-        for _ in range(2000)
+        for _ in range(DRAWS)
     )
     return {
         "ratio": round(statistics.median(later) / statistics.median(earlier), 5),
-        "ci95": [round(drawn[50], 5), round(drawn[1949], 5)],
+        "ci95": [round(drawn[DRAWS // 40], 5), round(drawn[DRAWS - 1 - DRAWS // 40], 5)],
         "rounds": len(later),
+    }
+
+
+def undisturbed(on: list[list[int]], off: list[list[int]]) -> dict[str, object]:
+    """Lower decile of all steps of `on` over that of `off`; the 95 % interval by drawing rounds."""
+
+    def decile(rounds: list[list[int]]) -> float:
+        ordered = sorted(x for r in rounds for x in r)
+        return ordered[len(ordered) // 10]
+
+    chance = random.Random(1)
+    drawn = sorted(
+        decile(chance.choices(on, k=len(on))) / decile(chance.choices(off, k=len(off))) for _ in range(DRAWS)
+    )
+    return {
+        "off_us": round(decile(off) / 1e3, 1),
+        "ratio": round(decile(on) / decile(off), 5),
+        "ci95": [round(drawn[DRAWS // 40], 5), round(drawn[DRAWS - 1 - DRAWS // 40], 5)],
     }
 
 
@@ -144,8 +166,8 @@ def median_over(later: list[float], earlier: list[float]) -> dict[str, object]:
 def by_flips(worker: Worker, seconds: float) -> dict[str, object]:
     result: dict[str, object] = {}
     worker.ask("on")
-    for kind in STEP_KINDS:
-        until, pairs = time.monotonic() + seconds / len(STEP_KINDS), []
+    for kind, share in FLIP_KINDS.items():
+        until, pairs = time.monotonic() + seconds * share, []
         while time.monotonic() < until or len(pairs) < 40:
             pairs += worker.ask("alternate", kind=kind, pairs=10)
         off, on = ([p[k] / 2e3 for p in pairs] for k in (0, 1))
@@ -153,58 +175,60 @@ def by_flips(worker: Worker, seconds: float) -> dict[str, object]:
             "off_us": round(statistics.median(off), 1),
             "on_us": round(statistics.median(on), 1),
             **median_of([b / a for a, b in zip(off, on, strict=True)]),
+            "undisturbed": undisturbed([[p[1] // 2] for p in pairs], [[p[0] // 2] for p in pairs]),
         }
     worker.ask("off")
     return result
 
 
 def by_rounds(worker: Worker, control: Worker, seconds: float) -> dict[str, object]:
-    blocks: dict[str, dict[str, list[float]]] = {
-        k: {"first": [], "on": [], "off": [], "on_control": [], "off_control": []} for k in STEP_KINDS
-    }
+    parts = ("first", "first_control", "on", "on_control", "off", "off_control")
+    blocks: dict[str, dict[str, list[list[int]]]] = {k: {part: [] for part in parts} for k in STEP_KINDS}
 
-    def measure(which: str, partner: str) -> None:
+    def measure(which: str) -> None:
         for kind in STEP_KINDS:
-            mine, other = worker.block(kind), control.block(kind)
-            blocks[kind][which].append(mine / other if which == "first" else mine)
-            if partner:
-                blocks[kind][partner].append(other)
+            blocks[kind][which].append(worker.block(kind))
+            blocks[kind][f"{which}_control"].append(control.block(kind))
 
     until = time.monotonic() + seconds
     for kind in STEP_KINDS:  # the first blocks after a start
         worker.block(kind), control.block(kind)
     for _ in range(FIRST_PAIRS):
         time.sleep(PAUSE_SECONDS)
-        measure("first", "")
+        measure("first")
     if worker.name not in STAYS:
-        measure("off", "off_control")
+        measure("off")
     while time.monotonic() < until or len(blocks["graph"]["on"]) < 5:
         worker.ask("on")
-        measure("on", "on_control")
+        measure("on")
         if worker.name in STAYS:
             continue
         worker.ask("off")
-        measure("off", "off_control")
+        measure("off")
     return {kind: summary(worker.name, blocks[kind]) for kind in STEP_KINDS}
 
 
-def summary(name: str, b: dict[str, list[float]]) -> dict[str, object]:
-    by_control = [x / y for x, y in zip(b["on"], b["on_control"], strict=True)]
+def summary(name: str, blocks: dict[str, list[list[int]]]) -> dict[str, object]:
+    """The figures of one kind of step, from the step times of each round's blocks."""
+    b = {part: [statistics.median(steps) for steps in rounds] for part, rounds in blocks.items()}
+    over_control = {
+        which: [x / y for x, y in zip(b[which], b[f"{which}_control"], strict=True)] for which in ("first", "on", "off")
+    }
     around = [(x + y) / 2 for x, y in zip(b["off"], b["off"][1:], strict=False)]
     if name in AGAINST_CONTROL:
-        figure, without = median_over(by_control, b["first"]), b["on_control"]
+        figure, without = median_over(over_control["on"], over_control["first"]), "on_control"
     else:
-        figure, without = median_of([x / y for x, y in zip(b["on"], around, strict=True)]), b["off"]
+        figure, without = median_of([x / y for x, y in zip(b["on"], around, strict=True)]), "off"
     figure = {
-        "off_us": round(statistics.median(without) / 1e3, 1),
+        "off_us": round(statistics.median(b[without]) / 1e3, 1),
         "on_us": round(statistics.median(b["on"]) / 1e3, 1),
         **figure,
-        "on_over_control": median_over(by_control, b["first"]),
+        "undisturbed": undisturbed(blocks["on"], blocks[without]),
+        "on_over_control": median_over(over_control["on"], over_control["first"]),
     }
     if name not in STAYS:
-        figure["after"] = median_over(
-            [x / y for x, y in zip(b["off"][1:], b["off_control"][1:], strict=True)], b["first"]
-        )
+        figure["after"] = median_over(over_control["off"][1:], over_control["first"])
+        figure["after_undisturbed"] = undisturbed(blocks["off"][1:], blocks["first"])
     return figure
 
 
@@ -261,11 +285,14 @@ def text(figure: dict[str, object]) -> str:
 
 
 def show(name: str, row: dict[str, object]) -> None:
-    for kind in STEP_KINDS:
-        f = row[kind]
-        after = f"  after {text(f['after'])}" if "after" in f else ""
+    for kind, f in row.items():
+        if kind == "mode":
+            continue
+        after = f"  after {text(f['after'])}, {text(f['after_undisturbed'])}" if "after" in f else ""
+        times = f"{f['off_us']:9.1f} ->{f['on_us']:9.1f} us"
         print(
-            f"{name:15}{kind:6}{f['off_us']:9.1f} ->{f['on_us']:9.1f} us  {text(f)} of {f['rounds']}{after}", flush=True
+            f"{name:15}{kind:6}{times}  {text(f)} of {f['rounds']}  undisturbed {text(f['undisturbed'])}{after}",
+            flush=True,
         )
 
 

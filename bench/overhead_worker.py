@@ -18,15 +18,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-LAUNCHES, GRAPH_NODES, GRAPH_LAUNCHES = 600, 300, 30
+LAUNCHES, GRAPH_NODES, GRAPH_LAUNCHES, BURST = 600, 300, 30, 60
 
 
 class GpuSteps:
-    """600 small eager launches and one `.item()`; a CUDA graph of 300 nodes, 30 eager launches and one `.item()`."""
+    """600 small eager launches and one `.item()`; a CUDA graph of 300 nodes, 30 eager launches and one `.item()`.
+
+    `burst`: 60 launches alone.
+    """
 
     def __init__(self) -> None:
         import torch
 
+        self.drain = torch.cuda.synchronize
         self.x = torch.zeros(1024, device="cuda")
         self.y = torch.zeros(1024, device="cuda")
         self.replayed = torch.cuda.CUDAGraph()
@@ -51,6 +55,11 @@ class GpuSteps:
             x.add_(1)
         x[0].item()
 
+    def burst(self) -> None:
+        x = self.x
+        for _ in range(BURST):
+            x.add_(1)
+
 
 class StandInSteps:
     """The same driver calls, of a libcuda that does nothing (`tests/doubles/fake_cuda.c`): the figures mean nothing."""
@@ -71,6 +80,13 @@ class StandInSteps:
     def graph(self) -> None:
         self.driver.cuGraphLaunch(1, 7)
         self.eager(GRAPH_LAUNCHES)
+
+    def burst(self) -> None:
+        launch = self.driver.cuLaunchKernel
+        for _ in range(BURST):
+            launch(1, 1, 1, 1, 1, 1, 1, 0, 7, 0, 0)
+
+    def drain(self) -> None: ...
 
 
 class Mode:
@@ -277,7 +293,7 @@ class Worker:
         return times
 
     def alternate(self, kind: str, pairs: int) -> list[list[int]]:
-        """[without, with] of each pair, two steps of each after an untimed one; which goes first alternates."""
+        """[without, with] of each pair, ns of two steps after an untimed one; which goes first alternates."""
         assert self.mode.flip is not None
         found = []
         for k in range(pairs):
@@ -285,6 +301,7 @@ class Worker:
             for on in (k % 2, 1 - k % 2):
                 self.mode.flip(bool(on))
                 pair[on] = sum(self.time(kind, 3)[1:])
+                self.steps.drain()
             found.append(pair)
         return found
 

@@ -43,17 +43,25 @@ def test_the_interval_over_two_phases_contains_their_ratio(overhead):
 
 
 def test_drift_that_both_processes_share_cancels(overhead):
-    drift = [1.0, 1.1, 1.3, 1.2]
+    drift = [1000, 1100, 1300, 1200]
     blocks = {
-        "first": [2.0] * 4,
-        "on": [2.02 * x for x in drift],
-        "on_control": drift,
-        "off": [2.0 * x for x in (1.0, *drift)],
-        "off_control": [1.0, *drift],
+        "first": [[2000]] * 4,
+        "first_control": [[1000]] * 4,
+        "on": [[2.02 * x] for x in drift],
+        "on_control": [[x] for x in drift],
+        "off": [[2 * x] for x in (1000, *drift)],
+        "off_control": [[x] for x in (1000, *drift)],
     }
     figure = overhead.summary("kineto", blocks)
     assert figure["ratio"] == 1.01
     assert figure["after"]["ratio"] == 1.0
+
+
+def test_what_neighbours_did_to_most_steps_does_not_count_for_the_undisturbed(overhead):
+    off = [[1000, 1000, 1500, 1500, 1500]] * 20
+    on = [[1010, 1010, 1900, 1900, 2500]] * 20
+    figure = overhead.undisturbed(on, off)
+    assert (figure["ratio"], figure["ci95"], figure["off_us"]) == (1.01, [1.01, 1.01], 1.0)
 
 
 def test_the_bytes_of_a_hook_are_found_by_comparing(worker):
@@ -72,6 +80,7 @@ def test_a_smoke_run_measures_each_mode(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     table = {row["mode"]: row for row in json.loads(target.read_text())}
     assert set(table) == {"nothing", "probe_hooks", "probe"}
+    assert set(table["probe_hooks"]) == {"mode", "eager", "graph", "burst"}
     for row in table.values():
         for kind in ("eager", "graph"):
             assert row[kind]["rounds"] >= 5
