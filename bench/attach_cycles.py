@@ -1,10 +1,10 @@
 """Attach to a busy process and detach again, many times: does anything grow, is every byte put back, are counts right?
 
-    python bench/attach_cycles.py [CYCLES] [--json FILE]
+    python bench/attach_cycles.py [CYCLES] [--threads 2] [--json FILE]
 
-The target makes driver calls (of a driver that does nothing) from two threads without pause. Prints one line a hundred
-cycles, one a slow cycle, and a summary; exit code 1 if something grew after the first cycle, was not restored or was
-miscounted.
+The target makes driver calls (of a driver that does nothing) from so many threads without pause. Prints one line
+a hundred cycles, one a slow cycle, and a summary; exit code 1 if something grew after the first cycle, was not restored
+or was miscounted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DOUBLES = Path(__file__).parents[1] / "tests" / "doubles"
 class Busy:
     """The calling process. `fields`: launches, syncs, frees made so far."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, threads: int) -> None:
         driver = Path(folder) / "libcuda.so.1"
         program = Path(folder) / "busy"
         compiler = shutil.which("cc") or sys.exit("needs a C compiler (cc)")
@@ -39,7 +39,17 @@ class Busy:
             [*build, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver, DOUBLES / "fake_cuda.c"], check=True
         )
         subprocess.run(
-            [*build, "-o", program, DOUBLES / "busy.c", driver, f"-Wl,-rpath,{folder}", "-pthread"], check=True
+            [
+                *build,
+                f"-DTHREADS={threads}",
+                "-o",
+                program,
+                DOUBLES / "busy.c",
+                driver,
+                f"-Wl,-rpath,{folder}",
+                "-pthread",
+            ],
+            check=True,
         )
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.read()
@@ -113,10 +123,11 @@ def spread(figures: list[float], digits: int) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cycles", nargs="?", type=int, default=1000)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        busy = Busy(folder)
+        busy = Busy(folder, options.threads)
         untouched, fresh = busy.code(), busy.size()
         cycles, sizes = [], []
         for k in range(options.cycles):
@@ -133,6 +144,7 @@ def main() -> int:
         code = busy.end()
     summary = {
         "cycles": len(cycles),
+        "threads": options.threads,
         "before": fresh,
         "after_first": sizes[0],
         "after_last": sizes[-1],
