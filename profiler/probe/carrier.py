@@ -29,6 +29,8 @@ from .tracing import TracingRefused, threads_of
 _QUIET_SECONDS = 0.03
 _QUIET_PATIENCE = 1.0  # from then on, where the stop is guarded, a thread that waits now and then will do
 _PATIENCE = 5.0
+_LOOKS = 100  # at least, however long we wait for a processor in between
+_STOP_PATIENCE = 30.0  # it has to get a processor
 
 _INTERRUPT, _CONT, _GETREGS = 0x4207, 7, 12
 _WALL, _EVENT_STOP = 0x40000000, 128
@@ -123,7 +125,7 @@ class Guard:
         self.pid = self.tid = 0
         self.refused = False
         self.tries = 0
-        self._deadline = 0.0
+        self._patience = 0.0
         self._slot = import_slot(library, b"ptrace")
         self._callback = _PTRACE(self._ptrace)
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
@@ -137,7 +139,7 @@ class Guard:
     def stops(self, pid: int, tid: int, patience: float = _PATIENCE) -> Iterator[None]:
         """The next stop of `tid` is inside a system call, or is refused: then a `TracingRefused` says so."""
         self.pid, self.refused, self.tries = pid, False, 0
-        self._deadline = time.monotonic() + patience
+        self._patience = patience
         self.tid = tid
         try:
             yield
@@ -160,14 +162,17 @@ class Guard:
 
     def _stop(self, tid: int) -> bool:
         """Stop the thread where it waits. False, and it runs, where that was not to be had in time."""
-        while time.monotonic() < self._deadline:
+        deadline = time.monotonic() + self._patience  # from here: on a busy machine frida takes seconds to get so far
+        looks = 0
+        while looks < _LOOKS or time.monotonic() < deadline:
+            looks += 1
             if _state(self.pid, tid) != "S":
                 time.sleep(0.0002)
                 continue
             self.tries += 1
             if _ptrace(_INTERRUPT, tid):
                 return False
-            stopped = _has_stopped(tid, self._deadline)
+            stopped = _has_stopped(tid)
             if stopped is None:  # it has ended: frida finds out
                 return True
             if stopped and _in_a_wait(tid):
@@ -182,11 +187,12 @@ def _ptrace(request: int, tid: int, address: int | None = None, data: int | None
     return int(_LIBC.ptrace(request, tid, address, data))
 
 
-def _has_stopped(tid: int, deadline: float) -> bool | None:
+def _has_stopped(tid: int, patience: float = _STOP_PATIENCE) -> bool | None:
     """Whether it stands, as asked; None if it has ended. It is left for frida to be waited for.
 
     Signals that come first are passed on.
     """
+    deadline = time.monotonic() + patience
     options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
     while True:
         try:

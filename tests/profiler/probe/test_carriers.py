@@ -116,7 +116,7 @@ def test_without_a_guard_only_a_thread_that_waits_for_long_will_do(numbers):
 
 
 GUARDED = """
-import json, os, sys
+import json, os, sys, time
 os.environ["TMPDIR"] = "/proc/none"
 import frida
 from syncfree.profiler.probe import carrier, helper
@@ -127,6 +127,7 @@ guard = helper._in_frida(carrier.Guard)
 told = None
 try:
     with guard.stops(target, target, patience):
+        time.sleep(2 * patience if "late" in sys.argv else 0)
         frida.attach(target).detach()
 except carrier.TracingRefused as error:
     told = str(error)
@@ -165,6 +166,14 @@ def test_a_thread_that_wakes_up_just_before_it_stops_is_let_go_and_stopped_again
     assert target.changed() == 0
     target = numbers(1_000)
     told, tries = guarded(target, 60.0, "blind")
+    assert told is None
+    assert tries >= 1
+    assert target.changed() == 0
+
+
+def test_its_patience_begins_when_frida_comes_to_stop_the_thread(numbers):
+    target = numbers(10_000)
+    told, tries = guarded(target, 0.2, "late")
     assert told is None
     assert tries >= 1
     assert target.changed() == 0
