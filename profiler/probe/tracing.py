@@ -15,7 +15,7 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ _REGISTERS, _RIP, _RSP = 27, 16, 19
 _LATE_SECONDS = 0.02  # a thread in an uninterruptible wait of the kernel's is not waited for longer than this
 _LEAVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.00002
+_BUSY = 8  # threads that are stopped last and let go first
 _STOP_SECONDS = 5.0  # any other stops as soon as it gets a processor
 
 
@@ -45,14 +46,14 @@ def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
 
 def threads_of(pid: int) -> list[int]:
     try:
-        return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - threads stand still meanwhile
     except FileNotFoundError:
         return []
 
 
 @dataclass
 class Stopped:
-    """All threads of `pid`, standing still. `seconds`: how long, once they run again."""
+    """All threads of `pid`, standing still. `seconds`: how long the busiest did, once they run again."""
 
     pid: int
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # tid -> (instruction, stack pointer)
@@ -123,7 +124,7 @@ def holds_any(pid: int, tracer: int = 0) -> bool:
 
 def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
     """Whether `tid` has stopped (or ended) by `deadline`."""
-    patience = time.monotonic() + 0.002
+    patience = 0.0
     while True:
         try:
             got, status = os.waitpid(tid, os.WNOHANG | _WALL)
@@ -136,6 +137,7 @@ def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
                 _read_registers(stopped, tid)
             return True
         now = time.monotonic()
+        patience = patience or now + 0.002
         if now > deadline:
             return False
         time.sleep(_LOOK_SECONDS if now < patience else 0.0005)  # never spin: it may need this very processor
@@ -143,19 +145,19 @@ def _wait(stopped: Stopped, tid: int, deadline: float) -> bool:
 
 def _read_registers(stopped: Stopped, tid: int) -> bool:
     """Note where a stopped thread stands; False if it does not stand still for us."""
-    registers = ctypes.create_string_buffer(8 * _REGISTERS)
+    registers = (ctypes.c_uint64 * _REGISTERS)()
     if _ptrace(_GETREGS, tid, 0, ctypes.addressof(registers)):
         return False
-    values = struct.unpack(f"<{_REGISTERS}Q", registers.raw)
-    stopped.places[tid] = (values[_RIP], values[_RSP])
+    stopped.places[tid] = (registers[_RIP], registers[_RSP])
     return True
 
 
-def _release(stopped: Stopped, seized: Iterable[int]) -> None:
-    for tid in seized:
+def _release(stopped: Stopped, seized: Sequence[int]) -> None:
+    for n, tid in enumerate(seized):
         if tid in stopped.signals:
             _ptrace(_DETACH, tid, 0, stopped.signals[tid])
-    stopped.seconds = time.monotonic() - stopped.began if stopped.began else 0.0
+        if n < _BUSY and stopped.began:
+            stopped.seconds = time.monotonic() - stopped.began
     # A tracer can leave a thread alone only while it stands: late ones stop at last on their way out of the kernel, and
     # where something was refused half way some were not asked to stop yet.
     for tid in seized:
@@ -189,6 +191,8 @@ def standstill(pid: int) -> Iterator[Stopped]:
 
     Threads in an uninterruptible wait of the kernel's (a device driver's) are in `late`: they will stop on their way
     out of it, before they execute another instruction of their program.
+
+    The threads that have used most processor time stand the shortest: of some hundred threads most only ever wait.
     """
     stopped = Stopped(pid)
     with _first_in_line():
@@ -197,29 +201,45 @@ def standstill(pid: int) -> Iterator[Stopped]:
 
 def _stand_still(stopped: Stopped) -> Iterator[Stopped]:
     seized: set[int] = set()
+    order: list[int] = []  # the busiest last
     try:
         _seize_all(stopped, seized)
+        order = sorted(seized, key=lambda tid: _ran(stopped.pid, tid))
+        _stop(stopped, order[:-_BUSY])
         stopped.began = time.monotonic()
-        for tid in seized:
-            _ptrace(_INTERRUPT, tid)
-        _collect(stopped, seized)
+        _stop(stopped, order[-_BUSY:])
         for _ in range(8):  # threads made by one that was not yet stopped
             before = set(seized)
             _seize_all(stopped, seized)
             if seized == before:
                 break
-            for tid in seized - before:
-                _ptrace(_INTERRUPT, tid)
-            _collect(stopped, seized - before)
+            order += seized - before
+            _stop(stopped, seized - before)
         yield stopped
     finally:
-        _release(stopped, seized)
+        _release(stopped, [*reversed(order), *seized.difference(order)])
+
+
+def _ran(pid: int, tid: int) -> int:
+    """Nanoseconds that a thread has had a processor; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/schedstat", "rb") as file:
+            return int(file.read().split()[0])
+    except (OSError, IndexError):
+        return 0
+
+
+def _stop(stopped: Stopped, tids: Iterable[int]) -> None:
+    for tid in tids:
+        _ptrace(_INTERRUPT, tid)
+    _collect(stopped, tids)
 
 
 def _collect(stopped: Stopped, tids: Iterable[int]) -> None:
     """Wait until each has stopped. One that only lacks a processor could stand anywhere: it must be waited for."""
+    began = time.monotonic()
     for tid in tids:
-        if _wait(stopped, tid, stopped.began + _LATE_SECONDS):
+        if _wait(stopped, tid, began + _LATE_SECONDS):
             continue
         while (state := _state(stopped.pid, tid)) != "D":
             if _wait(stopped, tid, time.monotonic() + _LATE_SECONDS):
@@ -228,7 +248,7 @@ def _collect(stopped: Stopped, tids: Iterable[int]) -> None:
                 stopped.signals[tid] = 0
                 break
             _ptrace(_INTERRUPT, tid)
-            if time.monotonic() > stopped.began + _STOP_SECONDS:
+            if time.monotonic() > began + _STOP_SECONDS:
                 text = f"did not stop within {_STOP_SECONDS:g} s (state {state})"
                 raise TracingRefused(f"thread {tid} of process {stopped.pid} {text}")
         else:
@@ -273,7 +293,7 @@ def apply(pid: int, patches: list[Patch], attempts: int = 200) -> float:
     """
     memory = _memory(pid)
     try:
-        for _ in range(attempts):
+        for attempt in range(attempts):
             with standstill(pid) as stopped:
                 clear = not _in_the_way(stopped, patches)
                 if clear:
@@ -284,7 +304,7 @@ def apply(pid: int, patches: list[Patch], attempts: int = 200) -> float:
                         os.pwrite(memory, patch.after, patch.address)
             if clear:
                 return stopped.seconds
-            time.sleep(0.001)
+            time.sleep(min(0.05, 0.001 * 1.2**attempt))  # one that stands there may have to wait for a processor
     finally:
         os.close(memory)
     raise TracingRefused("a thread never left the first instructions of a driver function")
