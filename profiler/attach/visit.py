@@ -100,7 +100,7 @@ class Visit:
         self.engines = found["engines"]
         text = f"attached to {self.name} in {self._attachment.attach_seconds:.2f} s"
         if self._attachment.libraries and not found["resident"]:
-            text += f"; its threads stood still for {self._hook(found['hip']):.1f} ms while hooks were written"
+            text += f"; its busiest threads stood still for {self._hook(found['hip']):.1f} ms while hooks were written"
         self.notes.append(Note(kind="attach", text=text))
         return seen_from_here(self.process.pid, Path(found["socket"]))
 

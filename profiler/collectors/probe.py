@@ -51,7 +51,7 @@ class ProbeCollector:
         self._pid = 0
         self._last = Counters()
         self.api: dict[str, int] | None = None  # calls by entry point, once stopped
-        self.pause_ms = 0.0  # how long our threads stood still while hooks were written
+        self.pause_ms = 0.0  # how long our busiest threads stood still while hooks were written
         self.attach_seconds = 0.0
 
     @staticmethod

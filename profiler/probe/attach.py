@@ -42,7 +42,7 @@ _ATTACH_SECONDS = 90.0
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What was hooked. `pause_ms`: how long every thread of the target stood still for it."""
+    """What was hooked. `pause_ms`: how long the busiest threads of the target stood still for it."""
 
     vendor: str
     names: list[str]  # by entry number

@@ -287,7 +287,7 @@ def _in_the_way(stopped: Stopped, patches: Iterable[Patch]) -> bool:
 
 
 def apply(pid: int, patches: list[Patch], attempts: int = 200) -> float:
-    """Put every patch in. Returns the seconds the process stood still. Raises `TracingRefused`.
+    """Put every patch in. Returns the seconds its busiest threads stood still. Raises `TracingRefused`.
 
     All or nothing: if some address does not hold what it should, nothing is written.
     """
