@@ -1,13 +1,13 @@
 """How long our MLA decode kernels take, and so which one, from timings of a real device: persistent or fixed split.
 
-The data, `mla_decode_times.json`, are of ONE NVIDIA H200 (the file names the run): 54 shapes, and on each the choice is
-within 3 % of the best kernel. Fitted without a family of lengths, it still was on 52 of them. Every other device is a
+The data, `mla_decode_times.json`, are of ONE NVIDIA H200 (the file names the run): 72 shapes, and on each the choice is
+within 3 % of the best kernel. Fitted without a family of lengths, it still was on 62 of them. Every other device is a
 guess by the number of its compute units until somebody times the kernels there: `bench/gpu/mla_h200.py`, then
-`bench/gpu/fit_times.py`. Times are of the kernels of one layer; scheduling, once a step, is not in them.
+`bench/gpu/fit_times.py`; `bench/gpu/route_check.py` tries lengths that nothing was fitted to. Times are of the kernels of one layer; scheduling, once a step, is not in them.
 
 A time is a sum over what the lengths cause, with coefficients in microseconds fitted to the timings:
-- fixed split: the longest chain of KV blocks on one unit (waves of equal pieces and the longest piece last), or, where
-  that is more, all blocks over the memory's rate; blocks, programs and the rows of the pool that are merged.
+- fixed split: the latest end of a request's last part, whose start waits for the parts before it, or, where that is
+  more, all blocks over the memory's rate; blocks, programs and the rows of the pool that are merged.
 - persistent: KV blocks of a workgroup with the overhead of its pieces, one fresh workgroup's share, the rows of the
   pool, and the longest chain of pieces that one program merges.
 """
@@ -108,10 +108,13 @@ def fixed_us(shape: Shape, splits: int, times: Times | None = None) -> float:
     kept = _with_kv(shape)
     piece = _ceil(_ceil(kept, splits), c.block_n)
     blocks = _ceil(kept, c.block_n)
-    programs = int(_ceil(blocks, piece).sum()) * shape.num_blocks
-    total = int(blocks.sum()) * shape.num_blocks
-    waves = -(-programs // (c.programs_each * shape.num_cu))
-    chain = (waves - 1) * total / max(programs, 1) + int(piece.max(initial=0))
+    counts = _ceil(blocks, piece) * shape.num_blocks
+    programs, total = int(counts.sum()), int(blocks.sum()) * shape.num_blocks
+    slots = c.programs_each * shape.num_cu
+    # Parts start in the order of requests. The last one of a request starts when what is before it has been shared out.
+    before = np.cumsum(blocks * shape.num_blocks) - piece
+    starts = np.where(np.cumsum(counts) > slots, before / slots, 0.0)
+    chain = float((starts + piece).max(initial=0.0))
     joined = (chain**c.exponent + (c.rate * total / shape.num_cu) ** c.exponent) ** (1 / c.exponent)
     figures = {"launch": 1.0, "chain": joined, "pool_rows": splits * shape.rows, "blocks": total, "programs": programs}
     return _sum(c.fixed, figures)

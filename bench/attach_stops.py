@@ -1,7 +1,7 @@
 """What attaching does to a process, told by the process itself: how long none of its threads ran, how long its Python
 waited, its longest step; before, while arriving, while recording, while leaving.
 
-    python bench/attach_stops.py [--visits 20] [--favoured] [--json FILE]
+    python bench/attach_stops.py [--visits 20] [--json FILE]
 
 The target is a program of its own: a loop of Python and torch work in steps of some 3 ms with vLLM's names (that of the
 tests), a driver that does nothing, and three clocks. A thread in C wakes every 0.1 ms, at real-time priority where that
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -84,11 +83,12 @@ for _ in sys.stdin:
     step, server.longest_ms = server.longest_ms, 0.0
     python, waited[0] = waited[0], 0.0
     print(json.dumps({"stood_ms": beat.take() / 1e6, "python_ms": python * 1e3, "step_ms": step}), flush=True)
+engine["os"]._exit(0)
 """
 
 
 class Target:
-    def __init__(self, python: str, folder: Path, favoured: bool) -> None:
+    def __init__(self, python: str, folder: Path) -> None:
         for name, source in (("beat", BEAT), ("libcuda", (DOUBLES / "fake_cuda.c").read_text())):
             (folder / f"{name}.c").write_text(source)
             flags = ["-O1", "-w", "-shared", "-fPIC", "-pthread", *(["-Wl,-soname,libcuda.so.1"] * (name == "libcuda"))]
@@ -100,7 +100,6 @@ class Target:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=(lambda: os.nice(-20)) if favoured else None,
         )
         self.pid = self.process.pid
         ready = self.process.stdout.readline().split()
@@ -162,11 +161,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--visits", type=int, default=20)
     parser.add_argument("--python", default=sys.executable, help="the target's interpreter")
-    parser.add_argument("--favoured", action="store_true", help="the target at nice -20: other programs disturb less")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        target = Target(options.python, Path(folder), options.favoured)
+        target = Target(options.python, Path(folder))
         try:
             told = measure(target, max(options.visits, 2))
         finally:

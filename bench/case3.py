@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ("work_meta_data", "work_indptr", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 ROWS = (8, 64)  # from 32 rows on aiter leaves the persistent kernel on some cards: nothing to fill
 LAYERS = 32
-RECORDED = ROOT / "bench" / "results" / "2026-11-29-h200" / "mla_h200.json"
+RECORDED = ROOT / "bench" / "results" / "2026-11-29-h200" / "mla_times.json"
 
 
 def builders(run: Any, sizes: Sizes) -> dict[str, Any]:
