@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -34,10 +35,9 @@ class Stream(threading.Thread):
         self.port = port
         self.gaps: list[tuple[float, float]] = []
         self.failed = 0
-        self.done = False
 
     def run(self) -> None:
-        while not self.done:
+        while True:
             try:
                 self.request()
             except (OSError, http.client.HTTPException):
@@ -78,50 +78,76 @@ def settled(pid: int, threads: int) -> dict[str, int]:
     return size(pid)
 
 
-class Gaps:
+def stream(port: int) -> int:
+    """The clients, in a process of their own: what attaches must not keep them from looking at the clock.
+
+    A line on standard input, a time, is answered with the longest gap since then and how many requests failed.
+    """
+    streams = [Stream(port) for _ in range(STREAMS)]
+    for each in streams:
+        each.start()
+    for line in sys.stdin:
+        began = float(line)
+        gaps = [ms for each in streams for when, ms in list(each.gaps[-20_000:]) if when >= began]
+        told = {"ms": max(gaps, default=0.0), "tokens": len(gaps), "failed": sum(each.failed for each in streams)}
+        print(json.dumps(told), flush=True)
+    return 0
+
+
+class Clients:
     """The longest gap of any stream, by what we were doing."""
 
-    def __init__(self, streams: list[Stream]) -> None:
-        self.streams = streams
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, __file__, "0", str(port), "--streams"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.longest: dict[str, list[float]] = {}
+        self.failed = 0
 
     def during(self, what: str, began: float) -> None:
         time.sleep(0.02)
-        found = [ms for stream in self.streams for when, ms in list(stream.gaps[-5000:]) if when >= began]
-        self.longest.setdefault(what, []).append(max(found, default=0.0))
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{began}\n")
+        self.process.stdin.flush()
+        told = json.loads(self.process.stdout.readline())
+        self.longest.setdefault(what, []).append(told["ms"])
+        self.failed = told["failed"]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def measure(pid: int, port: int, attaches: int) -> dict[str, object]:
     worker = find_workers(pid)[0]
-    streams = [Stream(port) for _ in range(STREAMS)]
-    for stream in streams:
-        stream.start()
+    clients = Clients(port)
     time.sleep(3)
-    gaps, sizes, attach_ms = Gaps(streams), [size(worker.pid)], []
-    for _ in range(attaches):
-        began = time.monotonic()
-        time.sleep(1.0)
-        gaps.during("before", began)
-    for _ in range(attaches):
-        began = time.monotonic()
-        visit = Visit(worker, ENGINES)
-        attach_ms.append((time.monotonic() - began) * 1e3)
-        gaps.during("arriving", began)
-        began = time.monotonic()
-        profile_socket(visit.path, seconds=0.5)
-        gaps.during("recording", began)
-        began = time.monotonic()
-        visit.leave()
-        gaps.during("leaving", began)
-        sizes.append(settled(worker.pid, sizes[0]["threads"]))
-    for stream in streams:
-        stream.done = True
+    sizes, attach_ms = [size(worker.pid)], []
+    try:
+        for _ in range(attaches):
+            began = time.monotonic()
+            time.sleep(1.0)
+            clients.during("before", began)
+        for _ in range(attaches):
+            began = time.monotonic()
+            visit = Visit(worker, ENGINES)
+            attach_ms.append((time.monotonic() - began) * 1e3)
+            clients.during("arriving", began)
+            began = time.monotonic()
+            profile_socket(visit.path, seconds=0.5)
+            clients.during("recording", began)
+            began = time.monotonic()
+            visit.leave()
+            clients.during("leaving", began)
+            sizes.append(settled(worker.pid, sizes[0]["threads"]))
+    finally:
+        clients.end()
     return {
         "worker": worker.label,
         "attaches": attaches,
         "arriving_ms": {"p50": statistics.median(attach_ms), "max": max(attach_ms)},
-        "longest_gap_ms": {k: {"p50": statistics.median(v), "max": max(v)} for k, v in gaps.longest.items()},
-        "failed": sum(stream.failed for stream in streams),
+        "longest_gap_ms": {k: {"p50": statistics.median(v), "max": max(v)} for k, v in clients.longest.items()},
+        "failed": clients.failed,
         "sizes": {"untouched": sizes[0], "first": sizes[1], "last": sizes[-1]},
     }
 
@@ -132,7 +158,10 @@ def main() -> int:
     parser.add_argument("port", type=int)
     parser.add_argument("--attaches", type=int, default=40)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--streams", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.streams:
+        return stream(options.port)
     result = measure(options.pid, options.port, options.attaches)
     print(json.dumps(result, indent=2))
     if options.json:

@@ -20,7 +20,7 @@ import signal
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .patience import import_slot
@@ -41,6 +41,26 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.ptrace.restype = ctypes.c_long
 _LIBC.ptrace.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 _PTRACE = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, use_errno=True)
+
+
+@contextmanager
+def on_our_processors(tid: int) -> Iterator[None]:
+    """Until the end of the `with`, thread `tid` may run wherever this process may.
+
+    What is injected inherits that, for good: it must not share the one processor that a server has bound its threads
+    to. As it was where the kernel refuses.
+    """
+    try:
+        own = os.sched_getaffinity(tid)
+        os.sched_setaffinity(tid, os.sched_getaffinity(0))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it may have ended
+            os.sched_setaffinity(tid, own)
 
 
 # ------------------------------------------------------------------- choosing

@@ -59,7 +59,8 @@ class Helper:
         try:
             tracing.consent(self.pid, tid)
             self.shared = _agent_mapped(self.pid)
-            with self._patience(), nullcontext() if guard is None else guard.stops(self.pid, tid):
+            stops = nullcontext() if guard is None else guard.stops(self.pid, tid)
+            with self._patience(), carrier.on_our_processors(tid), stops:
                 self.session = frida.attach(tid)
         except (
             PermissionError,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from syncfree.backends.live import ENGINES, watch_live
 from syncfree.errors import Unreachable
+from syncfree.profiler.agent.client import profile_socket
 from syncfree.profiler.attach import bundle
 from syncfree.profiler.attach.processes import find_workers, read_process
 from syncfree.profiler.attach.visit import Visit, profile_pid
@@ -142,6 +143,30 @@ def test_what_an_earlier_visit_brought_is_not_brought_again(engine, report, own_
     monkeypatch.setattr(bundle, "build", lambda *_: (b"", "other sources"))
     with pytest.raises(AssertionError, match="were brought"):
         profile_pid(engine.pid, ENGINES, steps=5)
+
+
+def processors(pid):
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def test_what_is_brought_leaves_a_bound_servers_processor_alone(start, fake_cuda, own_sockets):
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        pytest.skip("needs two processors")
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        bound = start("--driver", str(fake_cuda))
+    finally:
+        os.sched_setaffinity(0, mine)
+    before = processors(bound.pid)
+    assert set(map(frozenset, before.values())) == {frozenset({min(mine)})}
+    with Visit(read_process(bound.pid), ENGINES) as visit:
+        now = processors(bound.pid)
+        assert profile_socket(visit.path, steps=5).steps
+    ours = [on for tid, on in now.items() if tid not in before]
+    assert ours
+    assert all(on == mine for on in ours)
+    assert {tid: on for tid, on in now.items() if tid in before} == before
 
 
 def test_a_second_profiler_is_refused_while_one_is_there(engine, own_sockets):

@@ -85,6 +85,27 @@ def test_without_real_time_priority_it_stands_still_all_the_same(target, monkeyp
     assert scheduling() == before
 
 
+def test_the_busiest_thread_is_stopped_last_and_let_go_first(target, monkeypatch):
+    monkeypatch.setattr(tracing, "_BUSY", 2)
+    asked = []
+    ptrace = tracing._ptrace
+
+    def noted(request, tid, *more):
+        asked.append((request, tid))
+        return ptrace(request, tid, *more)
+
+    monkeypatch.setattr(tracing, "_ptrace", noted)
+    with tracing.standstill(target.pid) as stopped:
+        assert states(target) == {"t"}
+        assert set(stopped.places) == set(tracing.threads_of(target.pid))
+    stops = [tid for request, tid in asked if request == tracing._INTERRUPT]
+    goes = [tid for request, tid in asked if request == tracing._DETACH]
+    assert stops[-1] == goes[0] == target.pid  # the one that counts
+    assert len(set(stops)) == len(set(goes)) == 6
+    rested = asked.index((tracing._GETREGS, stops[0]))
+    assert rested < asked.index((tracing._INTERRUPT, target.pid)), "the idle ones stand before the busy are stopped"
+
+
 def test_a_patch_goes_in_and_out(target):
     tracing.apply(target.pid, [patch(target)])
     assert memory(target) == b"after___"
