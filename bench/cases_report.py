@@ -41,9 +41,13 @@ def saved(run: dict[str, Any], name: str) -> dict[str, float]:
 
 
 def spread(run: dict[str, Any], kind: str) -> float | None:
-    """How far the medians of `before`'s own rounds lie apart, in milliseconds; None with one round."""
-    rounds = run["variants"]["before"]["step_ms_of_rounds"].get(kind, [])
-    return max(rounds) - min(rounds) if len(rounds) > 1 else None
+    """How far the medians of one builder's own rounds lie apart at most, in milliseconds; None with one round."""
+    apart = [
+        max(rounds) - min(rounds)
+        for told in run["variants"].values()
+        if len(rounds := told["step_ms_of_rounds"].get(kind, [])) > 1
+    ]
+    return max(apart, default=None)
 
 
 def _page(result: dict[str, Any]) -> Iterator[str]:
@@ -84,7 +88,7 @@ def _case(case: str, title: str, run: dict[str, Any]) -> Iterator[str]:
     if any(ms is not None for ms in apart.values()):
         yield ""
         listed = ", ".join(f"{ms:.3f} ms ({kind})" for kind, ms in apart.items() if ms is not None)
-        yield f"Rounds of `before` lie apart by {listed}: what is less than that is noise."
+        yield f"Rounds of one builder lie apart by up to {listed}: what is less than that is noise."
     yield ""
     yield " ".join(_verdict(run, kind) for kind in kinds)
     if "ttft_ms" in run["variants"]["before"]:
@@ -177,23 +181,33 @@ def _third(case: dict[str, Any]) -> Iterator[str]:
 
 
 def _plot(result: dict[str, Any]) -> str:
-    """Milliseconds a step saved over `before`: a group of bars a kind of step, as wide as its own largest."""
+    """Milliseconds a step saved over `before`: a group of bars a kind of step, all to one scale, noise as a band."""
     groups = [(title, run, kind) for _, title, run in runs_of(result) for kind in saved(run, "ours")]
+    bars_of = [
+        {name: saved(run, name)[kind] for name in run["variants"] if name != "before"} for _, run, kind in groups
+    ]
+    noises = [spread(run, kind) or 0.0 for _, run, kind in groups]
+    least = min((min(bars.values()) for bars in bars_of), default=0.0)
+    most = max((max(bars.values()) for bars in bars_of), default=0.0)
+    low, high = min(0.0, least, *(-noise for noise in noises)), max(1e-9, most, *noises)
+    scale = 440 / (high - low)
+    zero = 220 - low * scale
     body, y = [], 50
-    for title, run, kind in groups:
+    for (title, _, kind), bars, noise in zip(groups, bars_of, noises, strict=True):
         body.append(_text(10, y, f"{title.split(':')[0]}, {KINDS[kind]}:{title.partition(':')[2]}", INK, 600))
-        bars = {name: saved(run, name)[kind] for name in run["variants"] if name != "before"}
-        zero = 220 if min(bars.values()) >= 0 else 440
-        scale = (440 if zero == 220 else 210) / max(1e-9, *(abs(ms) for ms in bars.values()))
+        body.append(
+            f'<rect x="{zero - noise * scale:.1f}" y="{y + 16}" width="{max(1.0, 2 * noise * scale):.1f}" '
+            f'height="{20 * len(bars) + 2}" fill="#eaeef2"/>'
+        )
         for name, ms in bars.items():
             y += 20
             width = max(1.0, abs(ms) * scale)
             left = zero if ms >= 0 else zero - width
             body.append(_text(200, y + 11, name, INK, anchor="end"))
             body.append(f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="14" fill="{COLOURS[name]}"/>')
-            body.append(_text(left + width + 6, y + 11, f"{ms:+.3f} ms", FAINT))
+            body.append(_text(max(left + width, zero + noise * scale) + 6, y + 11, f"{ms:+.3f} ms", FAINT))
         y += 44
-    head = "Milliseconds a step saved over upstream's file before its mend"
+    head = "Milliseconds a step saved over upstream's file before its mend; grey: what rounds of one builder differ by"
     if result["smoke"]:
         head += " (smoke run: no time here means anything)"
     return "\n".join(

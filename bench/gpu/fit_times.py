@@ -42,7 +42,7 @@ def lengths(name: str) -> np.ndarray:
 
 
 def shape_of(row: dict[str, Any], num_cu: int) -> Shape:
-    lens = lengths(row["lengths"])
+    lens = np.array(row["kv_lens"]) if "kv_lens" in row else lengths(row["lengths"])
     if lens.sum() != row["tokens"] or lens.max() != row["longest"]:
         raise SystemExit(f"{row['lengths']}: the lengths of this name are not those that were timed")
     return Shape(lens, row["query_len"], row["heads"], num_cu)

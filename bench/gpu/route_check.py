@@ -4,7 +4,8 @@
 
 Draws lengths (uniform, one long among short ones, lognormal, a mixture of two sizes), batches of 1 to 256 and head
 counts by the seed, times every kernel on this GPU, and says how much slower the choice of `backends/mla_decode_times`
-is than the best. Exit code 1 where it is more than 3 % on more than one shape in twenty. Needs a GPU and Triton.
+is than the best. OUT.json keeps all timings too: `fit_times.py` reads them. Exit code 1 where the choice is more than
+3 % slower on more than one shape in twenty. Needs a GPU and Triton.
 """
 
 from __future__ import annotations
@@ -77,18 +78,22 @@ def main() -> int:
     import torch
 
     run = mla_h200.Run(512, 64, False, time.monotonic() + options.seconds)
-    timer, num_cu, rows = mla_h200.Timer(), torch.cuda.get_device_properties(0).multi_processor_count, []
+    timer, num_cu = mla_h200.Timer(), torch.cuda.get_device_properties(0).multi_processor_count
+    rows: list[dict[str, Any]] = []
+    timings: list[dict[str, Any]] = []
     for name, lens, heads, query_len in drawn(options.seed):
         if run.out_of_time():
             break
         timed = mla_h200.time_shape(run, timer, name, lens, heads, query_len)
         rows.append(judged(timed, lens, num_cu))
+        timings.append(timed | {"kv_lens": lens.tolist()})
         print(json.dumps(rows[-1]), flush=True)
     known = [row for row in rows if row["slower_by"] is not None]
     off = [row for row in known if row["slower_by"] > TOLERANCE]
     told = {"command": " ".join(["python3", *sys.argv]), "device": torch.cuda.get_device_name(), "seed": options.seed}
-    told |= {"torch": torch.__version__, "shapes": len(known), "off": len(off), "rows": rows}
-    options.out.write_text(json.dumps(told, indent=1))
+    told |= {"torch": torch.__version__, "triton": mla_h200.triton.__version__, "num_cu": num_cu}
+    told |= {"shapes": len(known), "off": len(off), "rows": rows, "timing": {"rows": timings}}
+    options.out.write_text(json.dumps(told))
     print(f"{len(known)} shapes, {len(off)} of them off by more than {TOLERANCE:.0%}")
     return 1 if not known or len(off) > OFTEN * len(known) else 0
 
