@@ -97,9 +97,9 @@ class Attachment:
             if self.pid == os.getpid():
                 _allow_tracer(self._process.pid)
             libraries = _prefixes(VENDORS.values())
-            return self._ask(
-                "attach", seconds, pid=self.pid, tid=carrier, script=_text("agent.js"), libraries=libraries
-            )
+            more = 0.0 if self.seconds < _SECONDS else _ATTACH_SECONDS
+            what = {"pid": self.pid, "tid": carrier, "script": _text("agent.js"), "libraries": libraries}
+            return self._ask("attach", seconds, more, **what)
         except _Silence:
             if not self._carried():
                 self._process.kill()
@@ -113,7 +113,8 @@ class Attachment:
         """Whether the helper has a thread of the target stopped: it must not be killed then."""
         return holds_any(self.pid, self._process.pid)
 
-    def _ask(self, do: str, within: float | None = None, **what: Any) -> dict[str, Any]:
+    def _ask(self, do: str, within: float | None = None, more: float = 0.0, **what: Any) -> dict[str, Any]:
+        """Its answer `within` so many seconds, and `more` where it then has a thread of the target stopped."""
         process = self._process
         try:
             assert process.stdin is not None
@@ -121,14 +122,14 @@ class Attachment:
             process.stdin.flush()
         except (BrokenPipeError, ValueError):
             raise Unreachable(f"process {self.pid}: the attachment has ended") from None
-        answer: dict[str, Any] = json.loads(self._line(do, self.seconds if within is None else within))
+        answer: dict[str, Any] = json.loads(self._line(do, self.seconds if within is None else within, more))
         if "refused" in answer:
             raise Unreachable(answer["refused"])
         if "failed" in answer:
             raise Unreachable(f"process {self.pid}: {do} failed: {answer['failed']}")
         return answer
 
-    def _line(self, do: str, seconds: float) -> bytes:
+    def _line(self, do: str, seconds: float, more: float) -> bytes:
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
         deadline = time.monotonic() + seconds
@@ -136,6 +137,9 @@ class Attachment:
             ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(output, 1 << 16) if ready else b""
             if not chunk:
+                if not ready and more and self._carried():
+                    seconds, deadline, more = seconds + more, deadline + more, 0.0
+                    continue
                 if not ready:
                     raise _Silence(f"process {self.pid}: no answer to {do} within {seconds:g} s")
                 raise Unreachable(f"process {self.pid}: the probe's helper process died")

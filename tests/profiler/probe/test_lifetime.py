@@ -427,6 +427,18 @@ def test_a_helper_that_stays_silent_is_replaced_once(busy, monkeypatch):
     assert set(children(os.getpid())) - busy.others == {busy.pid}
 
 
+def test_a_helper_that_has_a_thread_of_the_target_stopped_is_waited_for_longer(busy, monkeypatch):
+    from syncfree.profiler.probe import attach
+
+    started, start = [], attach._start_helper
+    monkeypatch.setattr(attach, "_start_helper", lambda: started.append(start()) or started[-1])
+    monkeypatch.setattr(attach, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(attach.Attachment, "_carried", lambda self: True)
+    with Attachment(busy.pid) as probe:
+        assert probe.install().names
+    assert len(started) == 1
+
+
 def test_a_target_that_cannot_let_the_agent_in_for_seven_seconds_is_waited_for_and_lives(busy):
     """frida itself gives up after five, and takes away the code that its own thread is to return to."""
     busy.ask("d 7")  # another thread is in the dynamic loader for so long
