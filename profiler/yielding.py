@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 import time
@@ -39,11 +40,25 @@ def gently() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if _inside == 0:
-                sys.setswitchinterval(_before[0])
-                if _before[1]:
-                    gc.enable()
+            if _inside:  # 0 in a child that this thread has forked meanwhile
+                _inside -= 1
+                if not _inside:
+                    _restore()
+
+
+def _restore() -> None:
+    sys.setswitchinterval(_before[0])
+    if _before[1]:
+        gc.enable()
+
+
+def _after_fork() -> None:
+    """A child has none of our threads that would do this later."""
+    global _lock, _inside
+    _lock = threading.Lock()
+    if _inside:
+        _inside = 0
+        _restore()
 
 
 class Pace:
@@ -59,3 +74,6 @@ class Pace:
         if threading.get_ident() == self._thread:
             time.sleep(min(_LONGEST_REST, self._rests * (time.thread_time() - self._worked)))
             self._worked = time.thread_time()
+
+
+os.register_at_fork(after_in_child=_after_fork)

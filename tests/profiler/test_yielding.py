@@ -1,6 +1,7 @@
 """Work of ours inside a server: the settings that are changed meanwhile, and how often it rests."""
 
 import gc
+import subprocess
 import sys
 import threading
 
@@ -61,6 +62,24 @@ def test_an_error_inside_restores_too():
     with pytest.raises(KeyError), gently():
         raise KeyError
     assert settings() == before
+
+
+FORK = """
+import gc, os, sys
+from syncfree.profiler.yielding import gently
+before = sys.getswitchinterval()
+with gently():
+    child = os.fork()
+    if not child:
+        os._exit(0 if (sys.getswitchinterval(), gc.isenabled()) == (before, True) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not gc.isenabled()
+assert (sys.getswitchinterval(), gc.isenabled()) == (before, True)
+"""
+
+
+def test_a_child_forked_meanwhile_is_as_before():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
 
 
 class Clock:
