@@ -1,4 +1,4 @@
-"""The probe on this very process: exact counts at a few nanoseconds a call.
+"""The probe on this very process: exact counts at some tens of nanoseconds a call.
 
 A helper process attaches to us, writes hooks into the driver library and waits; the hooks count into memory of ours
 that `mark` reads by address. Nothing else is in the way of a step. When recording stops, the hooks are taken out.
