@@ -225,8 +225,31 @@ def serve_prompts(run: Run, case: str, drafts: int) -> dict[str, Any]:
         loops[name] = Loop(model, builder, reader, drafts, fields.common_metadata, forward)
         loops[name].run(None if name == "before" else 6)  # once all layouts, for their capture; then a warm-up each
     captured_as_launched(run, case, loops["before"])
+    with uncollected():
+        rounds(run, tallies, loops)
+    told = {}
+    for name, loop in loops.items():
+        told[name] = {"what": names[name], **tallies[name].told()}
+        told[name]["counts"] = counted(run, lambda around, loop=loop: _count_loop(loop, around))
+        fell_back(run, case, loop.builder)
+    check(run, case, told)
+    control = misread(run, case, loops["before"])
+    return {"variants": told, "control": control, "sizes": sizes._asdict(), "drafts": drafts, "rounds": run.rounds}
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No variant is to pay for another's garbage."""
     gc.collect()
-    gc.disable()  # no variant is to pay for another's garbage
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def rounds(run: Run, tallies: dict[str, Tally], loops: dict[str, Loop]) -> None:
+    """Every variant in turn, again and again while there is time."""
     for _ in range(run.rounds):
         for name, loop in loops.items():
             if run.out_of_time() and tallies[name].requests:
@@ -238,15 +261,6 @@ def serve_prompts(run: Run, case: str, drafts: int) -> dict[str, Any]:
             tokens = [request.tokens for request in ended]
             tallies[name].add(loop.records, tokens, time.perf_counter() - began)
             tallies[name].requests += ended
-    gc.enable()
-    told = {}
-    for name, loop in loops.items():
-        told[name] = {"what": names[name], **tallies[name].told()}
-        told[name]["counts"] = counted(run, lambda around, loop=loop: _count_loop(loop, around))
-        fell_back(run, case, loop.builder)
-    check(run, case, told)
-    control = misread(run, case, loops["before"])
-    return {"variants": told, "control": control, "sizes": sizes._asdict(), "drafts": drafts, "rounds": run.rounds}
 
 
 def captured_as_launched(run: Run, case: str, loop: Loop) -> None:

@@ -21,17 +21,10 @@ import threading
 import time
 from pathlib import Path
 
-SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "VLLM_PLUGINS": "",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from engine_settings import ENGINE, ON_GPU, VARIABLES
+
+SETTINGS = VARIABLES | {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # no NVLink multicast, by whatever way: it can take a shared host's GPUs out of service
@@ -50,28 +43,12 @@ def build(options: argparse.Namespace):
     os.environ.update(SETTINGS)
     from vllm import LLM
 
-    about: dict[str, object] = {
-        "max_model_len": 2048,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 256,
-        "enable_prefix_caching": True,
-        "enforce_eager": True,
-        "dtype": "bfloat16",
-        "load_format": "dummy",
-        "disable_log_stats": True,
-        "skip_tokenizer_init": True,
-    }
+    about: dict[str, object] = dict(ENGINE)
     if not options.cpu:
         import vllm.v1.worker.gpu_worker as worker
 
         worker.kernel_warmup = lambda *a, **k: None  # imports every model's, which needs compiled ops left out here
-        about |= {
-            "gpu_memory_utilization": 0.1,
-            "kv_cache_memory_bytes": 1 << 30,
-            "async_scheduling": False,
-            "attention_config": {"backend": "TRITON_ATTN"},
-            "compilation_config": {"custom_ops": ["none"]},
-        }
+        about |= {**ON_GPU, "async_scheduling": False, "attention_config": {"backend": "TRITON_ATTN"}}
     if options.tp > 1:
         about |= {
             "tensor_parallel_size": options.tp,

@@ -9,13 +9,10 @@ KIT=.kit source .kit/enter.sh
 export PYTHONPATH=/tmp:$PYTHONPATH SYNCFREE_SOCKET_DIR=/tmp/sfsock VLLM_LOGGING_LEVEL=ERROR
 [ $# -gt 0 ] || set -- builders llama llama-async mla mla-async
 for what in "$@"; do
-    case $what in
-        builders)
-            echo "== builders"
-            timeout 240 python3 bench/gpu/aiter_builders.py --rows 8,64,256 --json "$OUT/aiter_builders.json"
-            echo "rc $?"
-            ;;
-    esac
+    [ "$what" = builders ] || continue
+    echo "== builders"
+    timeout 240 python3 bench/gpu/aiter_builders.py --rows 8,64,256 --json "$OUT/aiter_builders.json"
+    echo "rc $?"
 done
 for scheduling in sync async; do # all engines of one kind of scheduling together
     cases=()

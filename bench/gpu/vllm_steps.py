@@ -16,18 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "VLLM_PLUGINS": "",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from engine_settings import ENGINE, ON_GPU, VARIABLES
 
 
 def arguments() -> argparse.Namespace:
@@ -44,7 +34,7 @@ def arguments() -> argparse.Namespace:
 
 
 def build(options: argparse.Namespace):
-    os.environ.update(SETTINGS, VLLM_USE_V2_MODEL_RUNNER=str(int(options.v2)))
+    os.environ.update(VARIABLES, VLLM_USE_V2_MODEL_RUNNER=str(int(options.v2)))
     import syncfree.backends.vllm as plugin
 
     plugin.register()
@@ -54,20 +44,10 @@ def build(options: argparse.Namespace):
     worker.kernel_warmup = lambda *a, **k: None  # imports every model's warm-up, which needs compiled ops left out here
     return LLM(
         model=str(options.model),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="bfloat16",
-        max_model_len=2048,
-        max_num_seqs=32,
-        max_num_batched_tokens=256,
-        gpu_memory_utilization=0.1,
-        kv_cache_memory_bytes=1 << 30,
-        enable_prefix_caching=True,
         async_scheduling=options.asynchronous,
-        disable_log_stats=True,
         attention_config={"backend": options.backend},
-        compilation_config={"custom_ops": ["none"]},
+        **ENGINE,
+        **ON_GPU,
     )
 
 

@@ -1,24 +1,17 @@
 """The bench of what attaching does to a process: its summary, and the clocks in its target."""
 
-import importlib.util
 import os
 import shutil
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "attach_stops.py"
-
 
 @pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("attach_stops_program", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def program(load):
+    return load("attach_stops.py")
 
 
 def test_the_first_visit_is_told_apart(program):

@@ -1,21 +1,14 @@
 """The stand-ins for vLLM's compiled operators that chunked latent attention needs, beside brute force."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-FILE = Path(__file__).resolve().parents[2] / "bench" / "gpu_vllm" / "overlay" / "vllm" / "_C_stable_libtorch.py"
 
 
 @pytest.fixture(scope="module")
-def ops():
-    spec = importlib.util.spec_from_file_location("stand_in_ops", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def ops(load):
+    return load("gpu_vllm/overlay/vllm/_C_stable_libtorch.py")
 
 
 @pytest.mark.parametrize("starts", [None, [3, 0, 16]])

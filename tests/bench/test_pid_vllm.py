@@ -1,30 +1,19 @@
 """The GPU program that attaches to a real vLLM: what it takes for equal, and the engine's own book."""
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "bench" / "gpu"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_program", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
-def program():
-    return load("pid_vllm")
+def program(load):
+    return load("gpu/pid_vllm.py")
 
 
 @pytest.fixture
-def book():
+def book(load):
     core = SimpleNamespace(model_executor=SimpleNamespace(execute_model=lambda scheduled: None))
-    return load("pid_engine").Book(core)
+    return load("gpu/pid_engine.py").Book(core)
 
 
 def scheduled(tokens, new=(), cached=None):
@@ -59,10 +48,10 @@ def test_a_step_without_tokens_is_no_step(book):
     assert book.steps == []
 
 
-def test_the_executor_is_watched_and_still_runs():
+def test_the_executor_is_watched_and_still_runs(load):
     ran = []
     core = SimpleNamespace(model_executor=SimpleNamespace(execute_model=lambda step, non_block: ran.append(non_block)))
-    book = load("pid_engine").Book(core)
+    book = load("gpu/pid_engine.py").Book(core)
     core.model_executor.execute_model(scheduled({"a": 7}, new=[("a", 7, 0)]), non_block=True)
     book.note(1.0, 1.5)
     assert ran == [True]

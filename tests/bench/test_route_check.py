@@ -1,21 +1,15 @@
 """The GPU program that checks the route on lengths it was not fitted to: what it draws and how it judges."""
 
-import importlib.util
 import itertools
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-FILE = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "route_check.py"
 
 
 @pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("route_check_program", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def program(load):
+    return load("gpu/route_check.py")
 
 
 def test_lengths_are_of_many_kinds_and_fit(program):

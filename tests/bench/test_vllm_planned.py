@@ -1,21 +1,15 @@
 """The GPU program that runs a real vLLM under every mode of the planner: its arguments, its verdict, its file."""
 
 import copy
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "vllm_planned.py"
-
 
 @pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("vllm_planned_program", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def program(load):
+    return load("gpu/vllm_planned.py")
 
 
 def step(batch_class="decode", tokens=8, syncs=1, launches=130, build_us=50.0):

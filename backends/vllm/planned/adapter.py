@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -69,6 +71,12 @@ def first(*getters: Callable[[], Any]) -> Any:
         except AttributeError:
             continue
     return None
+
+
+@functools.cache  # asked in every step
+def field_names(cls: Any) -> frozenset[str]:
+    """Fields of one of vLLM's metadata dataclasses, which differ by release."""
+    return frozenset(field.name for field in dataclasses.fields(cls))
 
 
 def dtype_name(dtype: Any) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import sys
 from typing import Any, ClassVar
 
@@ -11,7 +9,7 @@ from ....planner.batch import Batch
 from ....planner.environment import Environment, Limits
 from ....planner.plan import MetadataPlan
 from ... import aiter_fa
-from .adapter import Unserved, common_environment, common_limits
+from .adapter import Unserved, common_environment, common_limits, field_names
 from .staging import Staging
 
 CHUNKS = "extend.chunk_context."
@@ -98,13 +96,8 @@ class FlashAttention:
             extend_metadata=_extend(module, builder, plan, tensors) if extends[0] else None,
             k_scale=builder.scale,
             v_scale=builder.scale,
-            **{name: value for name, value in optional.items() if name in _names(whole)},
+            **{name: value for name, value in optional.items() if name in field_names(whole)},
         )
-
-
-@functools.cache  # asked in every step
-def _names(cls: Any) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(cls))
 
 
 def _layers(builder: Any) -> list[Any]:

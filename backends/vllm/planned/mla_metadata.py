@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import sys
 from typing import Any
 
@@ -11,6 +9,7 @@ from ....errors import BadInput
 from ....planner.environment import Environment
 from ....planner.plan import MetadataPlan
 from . import mla_context
+from .adapter import field_names
 
 # Prefill backends of vLLM's that are handed lengths on the host, which no plan makes, or wait for them.
 READS_HOST_LENGTHS = ("trtllm", "tokenspeed", "flashinfer")
@@ -27,7 +26,7 @@ def whole(
     builder: Any, plan: MetadataPlan, common: Any, decodes: tuple[int, int], prefills: int, prefill: Any, decode: Any
 ) -> Any:
     """vLLM's metadata object. `decodes`: rows and tokens."""
-    known = _names(builder.metadata_cls)
+    known = field_names(builder.metadata_cls)
     values = {
         "num_reqs": common.num_reqs,
         "max_query_len": common.max_query_len,
@@ -44,11 +43,6 @@ def whole(
         "decode": decode,
     }
     return builder.metadata_cls(**{name: value for name, value in values.items() if name in known})
-
-
-@functools.cache  # asked in every step
-def _names(cls: Any) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(cls))
 
 
 def prefill(
