@@ -86,7 +86,7 @@ def kernels(run: Any) -> dict[str, Any]:
     run.failures += [f"case 3: {name}: {kernel} is {regret:.1%} slower" for name, kernel, regret in told["misses"]]
     # A file that the route's coefficients can be fitted to anew: bench/gpu/fit_times.py
     data = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": mla_h200.triton.__version__}
-    (run.out / "timing.json").write_text(json.dumps(data | {"num_cu": processors, "timing": timing}, indent=1))
+    run.keep("timing.json", data | {"num_cu": processors, "timing": timing})
     assert fit_times.TOLERANCE == 0.03
     return told
 

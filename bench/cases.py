@@ -64,12 +64,16 @@ class Run:
     def out_of_time(self) -> bool:
         return time.monotonic() > self.deadline
 
+    def keep(self, name: str, told: dict[str, Any]) -> Path:
+        """Write a file of results; the folder is made by whatever is kept first."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        file = self.out / name
+        file.write_text(json.dumps(told, indent=1))
+        return file
+
     def write(self) -> None:
         self.result["failures"] = self.failures
-        self.out.mkdir(parents=True, exist_ok=True)
-        file = self.out / "cases.json"
-        file.write_text(json.dumps(self.result, indent=1))
-        cases_report.write(file)
+        cases_report.write(self.keep("cases.json", self.result))
 
 
 # ----------------------------------------------------------------- measuring

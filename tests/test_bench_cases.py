@@ -109,6 +109,28 @@ def test_fitting_the_route_anew_finds_the_same_coefficients(bench):
     assert fitted.persistent == pytest.approx(known.blocks[16].persistent, rel=1e-3)
 
 
+def test_case_3_alone_keeps_its_timings_in_a_folder_that_was_not_there(bench, tmp_path, monkeypatch):
+    """Timings are kept before the results of the case, and so before anything else has made the folder."""
+    import json
+
+    cases, _ = bench
+    import case3
+
+    timing = json.loads(case3.RECORDED.read_text())["timing"]
+    timer = SimpleNamespace(
+        time_shapes=lambda run: timing, Run=lambda *_: None, triton=SimpleNamespace(__version__="x")
+    )
+    monkeypatch.setitem(sys.modules, "mla_h200", timer)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    run = cases.Run("cuda", smoke=False, seconds=60, rounds=1, out=tmp_path / "not" / "there")
+    told = case3.kernels(run)
+    assert len(told["kernels"]) == len(timing["rows"])
+    kept = json.loads((run.out / "timing.json").read_text())
+    assert kept["timing"] == timing
+    assert kept["num_cu"] == 132
+
+
 class PassedOn:
     """A builder whose metadata are the common ones."""
 
