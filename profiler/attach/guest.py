@@ -172,7 +172,8 @@ def prepare_arena() -> dict[str, Any]:
 
 def _threads_inside(arena: layout.Arena) -> bool:
     used = min(layout.word(arena.peek, "threads_used"), layout.MAX_THREADS)
-    depths = (arena.peek(layout.OFFSETS["threads"] + layout.THREAD_SIZE * i + 8, 8) for i in range(used))
+    depth = layout.OFFSETS["threads"] + layout.OFFSETS["thread_depth"]
+    depths = (arena.peek(depth + layout.THREAD_SIZE * i, 8) for i in range(used))
     return any(depth != bytes(8) for depth in depths)
 
 

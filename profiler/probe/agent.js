@@ -2,8 +2,17 @@
 // itself: the helper writes the five-byte jumps while all threads stand still (see tracing.py). Only when the helper
 // is gone does this script take the jumps out again, one eight-byte store each.
 
-const SLOT = 96; // bytes a hook: a far jump to its wrapper, then the function's relocated first instructions
+// A hook's slot: a far jump to its wrapper, then, in one of the quick way, what counts a usual launch, then the function's
+// relocated first instructions.
+const SLOT = 96;
+const QUICK_SLOT = 256;
+const FAR_JUMP = 16; // bytes, filled up
+const QUICK_FAR_JUMP = 48; // where it stands, so that what follows fills cache lines
 const JUMP = 5;
+
+const [ROLE, HIP] = [0, 5]; // bytes of layout.c's Entry
+const GRAPH_LAUNCH = 1;
+const GLIBC_THREAD = 0x700; // bytes of a thread's own description that are looked through; it is larger in every release
 
 let module_ = null; // the compiled hooks
 let inside = null;
@@ -66,7 +75,69 @@ function hipMajor(prefixes, otherwise) {
   return otherwise;
 }
 
-function relocate(hook, at) {
+function le(value, n) {
+  let left = BigInt.asUintN(64, BigInt(value.toString()));
+  return Array.from({ length: n }, () => {
+    const byte = Number(left & 255n);
+    left >>= 8n;
+    return byte;
+  });
+}
+
+// Where every thread keeps its value of `key`: {value, seq}, offsets from the thread pointer, and the sequence number that
+// says that the value is of this key. Found and tried out; null where the C library is another than glibc, or has so
+// many keys in use that it keeps this one elsewhere.
+function threadLocal(key) {
+  if (Module.findGlobalExportByName('gnu_get_libc_version') === null) return null;
+  const thread = libc('pthread_self', 'pointer', [])();
+  if (!thread.readPointer().equals(thread)) return null; // fs:0 holds its own address, by the ABI
+  const set = libc('pthread_setspecific', 'int', ['uint', 'pointer']);
+  const marks = [ptr('0x5afec0de12d687a1'), ptr('0x5afec0de98e7f3c2')];
+  const places = marks.map((mark) => {
+    set(key, mark);
+    const found = [];
+    for (let at = 16; at < GLIBC_THREAD; at += 8) if (thread.add(at).readPointer().equals(mark)) found.push(at);
+    return found;
+  });
+  set(key, NULL);
+  if (places.some((found) => found.length !== 1 || found[0] !== places[0][0])) return null;
+  const value = places[0][0];
+  const number = thread.add(value - 8).readU64();
+  if (!thread.add(value).readPointer().isNull() || number.compare(0) === 0 || number.compare(0x7fffffff) > 0) return null;
+  return { value, seq: value - 8, number: number.toNumber() };
+}
+
+// A launch outside of every capture, by a thread that has a slot, counted without a call, with its arguments where they
+// are: no more than `launched` of rule.c does. Every other goes to the wrapper, one inside another hooked call to
+// neither. Only rax, r10 and r11 are used, which no argument is in and which every function may change. The function
+// itself is jumped to, not called: what it calls in turn is counted, so this is for CUDA, whose driver does not call its
+// own exports from launches.
+function quick(hook, index, local, arena, offsets) {
+  const counter = arena.add(hook.entry[ROLE] === GRAPH_LAUNCH ? offsets.graphs : offsets.kernels);
+  const code = [];
+  const put = (...bytes) => code.push(...bytes);
+  const back = (condition) => put(condition, 256 - (FAR_JUMP + code.length + 2)); // to the wrapper
+  put(0x64, 0x4c, 0x8b, 0x1c, 0x25, ...le(local.value, 4)); // mov r11, fs:[value]
+  put(0x64, 0x48, 0x81, 0x3c, 0x25, ...le(local.seq, 4), ...le(local.number, 4)); // cmp qword fs:[seq], number
+  back(0x75); // jne
+  put(0x4d, 0x85, 0xdb); // test r11, r11
+  back(0x74); // jz: the first call of its thread
+  put(0x49, 0xba, ...le(counter, 8)); // mov r10, counter
+  put(0x49, 0x83, 0xba, ...le(arena.add(offsets.captures).sub(counter).toInt32(), 4), 0); // cmp qword [captures], 0
+  back(0x7f); // jg: it may be recorded, not run
+  put(0x49, 0x83, 0x7b, offsets.thread_depth, 0); // cmp qword [depth], 0
+  const inner = put(0x75, 0) - 1; // jne, over what counts
+  put(0x49, 0xff, 0x83, ...le(offsets.thread_calls + 8 * index, 4)); // inc qword [calls]
+  put(0x31, 0xc0); // xor eax, eax
+  put(0x49, 0x89, 0x43, offsets.thread_polls); // mov [polls], rax
+  put(0x49, 0x89, 0x43, offsets.thread_pending); // mov [pending], rax
+  put(0x49, 0xc7, 0x43, offsets.thread_broken_by, ...le(index + 1, 4)); // mov qword [broken_by], index + 1
+  put(0xf0, 0x49, 0xff, 0x02); // lock inc qword [counter]
+  code[inner] = code.length - inner - 1;
+  return code;
+}
+
+function relocate(hook, at, room) {
   const writer = new X86Writer(at, { pc: at });
   const relocator = new X86Relocator(hook.target, writer);
   let n = 0;
@@ -81,7 +152,7 @@ function relocate(hook, at) {
   const used = writer.offset;
   writer.dispose();
   relocator.dispose();
-  if (used > SLOT - 16) throw new Error(`${hook.name}: relocated code too long`);
+  if (used > room) throw new Error(`${hook.name}: relocated code too long`);
   return n;
 }
 
@@ -104,30 +175,39 @@ function createKey() {
   return key;
 }
 
-function place(found, arena, offsets) {
+function place(found, arena, offsets, local) {
   const blocks = new Map(); // one block of slots near each library
   const missing = [];
+  const isQuick = (hook) => local !== null && hook.hot && hook.entry[HIP] === 0;
+  const sizeOf = (hook) => (isQuick(hook) ? QUICK_SLOT : SLOT); // the quick ones are the first of their library
   found.forEach((hook, i) => {
     let block = blocks.get(hook.library.base.toString());
     if (block === undefined) {
-      const count = found.filter((other) => other.library.base.equals(hook.library.base)).length;
-      const size = (count * SLOT + Process.pageSize - 1) & ~(Process.pageSize - 1);
+      const its = found.filter((other) => other.library.base.equals(hook.library.base));
+      const needed = its.reduce((sum, other) => sum + sizeOf(other), 0);
+      const size = (needed + Process.pageSize - 1) & ~(Process.pageSize - 1);
       const distance = 0x7fff0000 - hook.library.size;
       block = { at: Memory.alloc(size, { near: hook.target, maxDistance: distance }), size, used: 0 };
       Memory.protect(block.at, size, 'rwx');
       blocks.set(hook.library.base.toString(), block);
       slots.push([block.at, size]);
     }
-    const slot = block.at.add(SLOT * block.used++);
-    slot.writeByteArray([0xff, 0x25, 0, 0, 0, 0]);
-    slot.add(6).writePointer(module_[`w${i}`]);
-    const length = relocate(hook, slot.add(16));
-    const distance = slot.sub(hook.target.add(JUMP)).toInt32();
-    if (length === 0 || !hook.target.add(JUMP).add(distance).equals(slot)) {
+    const slot = block.at.add(block.used);
+    block.used += sizeOf(hook);
+    const wrapped = slot.add(isQuick(hook) ? QUICK_FAR_JUMP : 0);
+    wrapped.writeByteArray([0xff, 0x25, 0, 0, 0, 0]);
+    wrapped.add(6).writePointer(module_[`w${i}`]);
+    const counting = isQuick(hook) ? quick(hook, i, local, arena, offsets) : [];
+    wrapped.add(FAR_JUMP).writeByteArray(counting);
+    const original = wrapped.add(FAR_JUMP + counting.length);
+    const enter = isQuick(hook) ? wrapped.add(FAR_JUMP) : wrapped;
+    const length = relocate(hook, original, slot.add(sizeOf(hook)).sub(original).toInt32());
+    const distance = enter.sub(hook.target.add(JUMP)).toInt32();
+    if (length === 0 || !hook.target.add(JUMP).add(distance).equals(enter)) {
       missing.push(hook.name);
       return;
     }
-    arena.add(offsets.original + 8 * i).writePointer(slot.add(16));
+    arena.add(offsets.original + 8 * i).writePointer(original);
     const relative = Memory.alloc(4);
     relative.writeS32(distance);
     const before = bytesOf(hook.target, JUMP);
@@ -218,7 +298,8 @@ rpc.exports = {
     at('threads_used').writeS64(0);
     at('captures').writeS64(0);
     at('pid').writeS64(Process.id);
-    at('key').writeU64(createKey());
+    const key = createKey();
+    at('key').writeU64(key);
     at('is_capturing').writePointer(exported(request.libraries, request.is_capturing[0]));
     at('is_capturing_per_thread').writePointer(exported(request.libraries, request.is_capturing[1]));
     at('pointer_attribute').writePointer(exported(request.libraries, request.pointer_attribute));
@@ -227,7 +308,7 @@ rpc.exports = {
     at('hip_major').writeS64(hipMajor(request.libraries, request.hip_major));
     found.forEach((hook, i) => at('entries').add(request.offsets.entry_size * i).writeByteArray(hook.entry));
     module_ = compile(request.source, arena, found);
-    const missing = place(found, arena, request.offsets);
+    const missing = place(found, arena, request.offsets, threadLocal(key));
     return {
       hooks: hooks.map((h) => [h.name, h.index, h.target.toString(), h.before, h.after, h.length]),
       names: found.map((h) => h.name),

@@ -39,8 +39,10 @@ PYTHON = (
 ).split()
 
 ENTRY = struct.Struct("7B7b")
-THREAD_CALLS = 8 * 12
-THREAD_SIZE = THREAD_CALLS + 8 * MAX_ENTRIES
+CACHE_LINE = 64
+THREAD = "tid depth pending broken_by polls".split()
+THREAD_CALLS = 8 * len(THREAD)
+THREAD_SIZE = -(-(THREAD_CALLS + 8 * (MAX_ENTRIES + 7)) // CACHE_LINE) * CACHE_LINE
 CODE = struct.Struct("<QQIIIIBBB5x")
 RECORD = struct.Struct("<Qqqqqqqqhhh6B")
 FRAME = struct.Struct("<Ii")
@@ -48,13 +50,14 @@ RECORD_FRAMES = RECORD.size
 RECORD_SIZE = (RECORD.size + FRAME.size * MAX_FRAMES + 7) // 8 * 8
 
 OFFSETS: dict[str, int] = {name: 8 * i for i, name in enumerate(_WORDS)}
+OFFSETS |= {f"thread_{name}": 8 * i for i, name in enumerate(THREAD)} | {"thread_calls": THREAD_CALLS}
 OFFSETS["counters"] = OFFSETS[COUNTERS[0]]
 OFFSETS["prefixes"] = 8 * len(_WORDS)
 OFFSETS["python"] = OFFSETS["prefixes"] + 3 * PREFIX
 OFFSETS["entries"] = OFFSETS["python"] + 8 * len(PYTHON)
 OFFSETS["entry_size"] = ENTRY.size
 OFFSETS["original"] = OFFSETS["entries"] + ENTRY.size * MAX_ENTRIES
-OFFSETS["threads"] = OFFSETS["original"] + 8 * MAX_ENTRIES
+OFFSETS["threads"] = -(-(OFFSETS["original"] + 8 * MAX_ENTRIES) // CACHE_LINE) * CACHE_LINE
 OFFSETS["codes"] = OFFSETS["threads"] + THREAD_SIZE * MAX_THREADS
 OFFSETS["ring"] = OFFSETS["codes"] + CODE.size * CODES
 OFFSETS["pool"] = OFFSETS["ring"] + RECORD_SIZE * RING

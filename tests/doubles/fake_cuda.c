@@ -71,6 +71,12 @@ int cuMemcpy2D_v2(ARGS) {
     called(&at, "cuMemcpy2D_v2", SUM);
     return cuMemcpyAsync(0x2000, 0x1000, 8, d, e, f, g, h, i, j, k, l, m, n);
 }
+int cuMemsetD2D32_v2(ARGS) { /* by a kernel */
+    static int at = -1;
+    (void)l, (void)m, (void)n;
+    called(&at, "cuMemsetD2D32_v2", SUM);
+    return cuLaunchCooperativeKernel_ptsz(a, b, c, d, e, f, g, h, i, j, k, l, m, n);
+}
 
 /* Shorter than a jump: cannot be hooked. */
 __asm__(".globl cuModuleUnload\n.type cuModuleUnload,@function\n.balign 16\ncuModuleUnload: xorl %eax,%eax\nret\n.balign 16\n");

@@ -18,6 +18,8 @@ def test_the_memory_is_laid_out_as_the_hooks_have_it(harness):
     mine = [arena.SIZE, *(o[n] for n in ("counters", "ring_head", "python", "entries", "original", "threads", "codes"))]
     mine += [o["ring"], o["pool"], arena.THREAD_SIZE, arena.CODE.size, arena.RECORD_SIZE]
     assert list(told)[:count] == mine
+    assert o["threads"] % arena.CACHE_LINE == arena.THREAD_SIZE % arena.CACHE_LINE == 0
+    assert len({o[n] // arena.CACHE_LINE for n in ("kernels", "graphs", "captures")}) == 1
 
 
 def test_the_counters_are_those_of_the_collectors():
