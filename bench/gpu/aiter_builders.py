@@ -108,15 +108,16 @@ def counted(builder, common, collectors: str, synchronize) -> dict[str, object]:
     }
 
 
-def timed(builder, common, repeats: int, synchronize) -> float:
-    """Median host time of a build in microseconds; the device is idle at the start of each."""
-    times: list[float] = []
-    while len(times) < repeats:
-        synchronize()
-        began = time.perf_counter_ns()
-        builder.build(0, common)
-        times.append((time.perf_counter_ns() - began) / 1000)
-    return statistics.median(times)
+def timed(builders, common, repeats: int, synchronize) -> list[float]:
+    """Median host time of a build in microseconds, builders taking turns; the device is idle at the start of each."""
+    times: list[list[float]] = [[] for _ in builders]
+    for _ in range(repeats):
+        for builder, its in zip(builders, times, strict=True):
+            synchronize()
+            began = time.perf_counter_ns()
+            builder.build(0, common)
+            its.append((time.perf_counter_ns() - began) / 1000)
+    return [statistics.median(its) for its in times]
 
 
 def measure(case: Case, segment: str, rows: int, collectors: str, synchronize) -> dict[str, object]:
@@ -124,10 +125,11 @@ def measure(case: Case, segment: str, rows: int, collectors: str, synchronize) -
     common = case.common(segment, rows)
     case.check(common)
     row: dict[str, object] = {"segment": segment, "rows": rows}
-    for name, builder in (("unplanned", case.theirs), ("planned", case.ours)):
-        row[name] = counted(builder, common, collectors, synchronize) | {
-            "host_us": round(timed(builder, common, repeats, synchronize), 1)
-        }
+    builders = {"unplanned": case.theirs, "planned": case.ours}
+    for name, builder in builders.items():
+        row[name] = counted(builder, common, collectors, synchronize)
+    for name, us in zip(builders, timed(list(builders.values()), common, repeats, synchronize), strict=True):
+        row[name] |= {"host_us": round(us, 1)}
     return row
 
 
