@@ -1,36 +1,43 @@
 """How long our MLA decode kernels take, and so which one, from timings of a real device: persistent or fixed split.
 
-The data, `mla_decode_times.json`, are of ONE NVIDIA H200 (the file names the run): 72 shapes, and on each the choice is
-within 3 % of the best kernel. Lengths that nothing was fitted to are another matter: of 171 drawn at random it was on
-124, and on the worst 42 % off; batches between the powers of two that were timed fill their last wave otherwise. Every
-other device is a guess by the number of its compute units until somebody times the kernels there:
-`bench/gpu/mla_h200.py`, then `bench/gpu/fit_times.py`; `bench/gpu/route_check.py` draws lengths of its own. Times are
-of the kernels of one layer; scheduling, once a step, is not in them.
+The data, `mla_decode_times.json`, are of ONE NVIDIA H200 (the file names the run). Every other device is a guess by the
+number of its compute units until somebody times the kernels there: `bench/gpu/mla_h200.py` or, with lengths of its
+own, `bench/gpu/route_check.py`; then `bench/gpu/fit_times.py`, which also says what a choice is worth on shapes that
+it was not fitted to. Times are of the kernels of one layer; scheduling, once a step, is not in them.
 
-A time is a sum over what the lengths cause, with coefficients in microseconds fitted to the timings:
-- fixed split: the latest end of a request's last part, whose start waits for the parts before it, or, where that is
-  more, all blocks over the memory's rate; blocks, programs and the rows of the pool that are merged.
-- persistent: KV blocks of a workgroup with the overhead of its pieces, one fresh workgroup's share, the rows of the
-  pool, and the longest chain of pieces that one program merges.
+A time is a sum over what the lengths cause, with coefficients in microseconds fitted to the timings. Both kernels are a
+list of programs that the device's slots take one after the other (`list_schedule`; a persistent workgroup's pieces
+are known from its schedule), each as long as its KV blocks and an overhead. From the last ends of the slots follow:
+- chain: the very last end: every block of the slowest slot costs what one costs on an idle device;
+- work: all blocks a compute unit; the more programs read at once, the slower each;
+- crowded: of that, what is done while units hold more than one program;
+- together: programs that start together read at the same moments, until after some blocks they have drifted apart.
+Then what merging costs: partial rows written and read, those that outgrow the cache again, and the longest merge.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import BadInput
 from ..planner.lengths import Int32Array
+from ..planner.schedules import packing
+from ..planner.schedules.work import WORK_COLUMNS
+from .list_schedule import last_ends
 
 DATA = Path(__file__).with_suffix(".json")
 SPLITS = (1, 2, 4, 8, 16, 32, 64)  # those that were timed
 MOST_PACKED_ROWS = 64  # of a block, as `triton_mla.DecodeShape`
-GRANULARITY, OVERHEAD, MERGED_AT_ONCE = 16, 16, 8  # of a schedule (tokens, blocks), of `reduce_partials` (pieces)
+GRANULARITY, OVERHEAD = 16, 16  # of a schedule: tokens of a unit of KV, units that a piece costs besides its KV
 TIE = 0.01  # splits whose times are closer than this are a tie, and fewer need less memory
+REMEMBERED = 64  # choices; a request's next token changes its units of KV once in 16 steps
 
 
 class Coefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,10 +45,15 @@ class Coefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     block_n: int  # KV tokens of a block
     programs_each: int  # fixed-split programs that a compute unit runs at once
-    exponent: float  # of the norm that joins the two limits: large, the larger counts alone
-    rate: float  # all blocks over all units, relative to a block of the longest chain
-    fixed: dict[str, float]  # launch, chain, pool_rows, blocks, programs
-    persistent: dict[str, float]  # launch, workgroup, pool_rows, chain, fresh
+    overhead: float  # of a program or piece, in blocks
+    settle: float  # blocks after which programs that started together have drifted apart
+    cached_rows: int  # partial rows that the last-level cache holds between their writing and their merge
+    fixed: dict[str, float]  # `FIXED`
+    persistent: dict[str, float]  # `PERSISTENT`
+
+
+FIXED = ("launch", "chain", "work", "crowded", "together", "pool_rows", "spilled_rows", "splits")
+PERSISTENT = ("launch", "chain", "work", "together", "pieces", "merged_rows")
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +104,12 @@ class Shape(NamedTuple):
     def rows(self) -> int:
         return len(self.kv_lens) * self.query_len * self.heads
 
+    @property
+    def units(self) -> Int32Array:
+        """Units of KV [B] by which schedules and, in multiples, blocks divide it: nothing else of a length matters."""
+        lens = np.asarray(self.kv_lens)
+        return np.maximum(-(-lens // GRANULARITY), 0).astype(np.int32)
+
 
 class Choice(NamedTuple):
     """A kernel and the time expected of it. `splits` 0: the persistent one."""
@@ -107,37 +125,89 @@ class Choice(NamedTuple):
 def fixed_us(shape: Shape, splits: int, times: Times | None = None) -> float:
     """Microseconds of a layer with `splits` equal parts a request. `shape.copies` is 1."""
     c = (times or measured()).of(shape.query_len * shape.heads)
-    kept = _with_kv(shape)
-    piece = _ceil(_ceil(kept, splits), c.block_n)
-    blocks = _ceil(kept, c.block_n)
-    counts = _ceil(blocks, piece) * shape.num_blocks
-    programs, total = int(counts.sum()), int(blocks.sum()) * shape.num_blocks
-    slots = c.programs_each * shape.num_cu
-    # Parts start in the order of requests. The last one of a request starts when what is before it has been shared out.
-    before = np.cumsum(blocks * shape.num_blocks) - piece
-    starts = np.where(np.cumsum(counts) > slots, before / slots, 0.0)
-    chain = float((starts + piece).max(initial=0.0))
-    joined = (chain**c.exponent + (c.rate * total / shape.num_cu) ** c.exponent) ** (1 / c.exponent)
-    figures = {"launch": 1.0, "chain": joined, "pool_rows": splits * shape.rows, "blocks": total, "programs": programs}
-    return _sum(c.fixed, figures)
+    return _sum(c.fixed, fixed_figures(shape, splits, c))
 
 
 def persistent_us(shape: Shape, times: Times | None = None) -> float:
     """Microseconds of a layer that follows a schedule."""
     c = (times or measured()).of(shape.query_len * shape.heads)
-    kept = np.repeat(_with_kv(shape), shape.copies)
-    units = _ceil(kept, GRANULARITY)
-    share = -(-int((units + OVERHEAD).sum()) // shape.workgroups)  # a workgroup's, the overhead of its pieces included
-    pieces = _ceil(units, max(share, 1))
+    return _sum(c.persistent, persistent_figures(shape, c))
+
+
+def fixed_figures(shape: Shape, splits: int, c: Coefficients) -> dict[str, float]:
+    """What each coefficient of `FIXED` is multiplied with. The grid: splits first, then requests, then blocks of rows.
+
+    Parts are whole blocks, so a short request fills fewer than `splits` and leaves programs that only write nothing.
+    """
+    return _fixed_figures(shape, shape.units, splits, c)
+
+
+def _fixed_figures(shape: Shape, units: Int32Array, splits: int, c: Coefficients) -> dict[str, float]:
     per_block = c.block_n // GRANULARITY
-    figures = {
+    piece = _ceil(units, splits * per_block)[:, None]
+    left = _ceil(units, per_block)[:, None] - np.arange(splits, dtype=np.int32) * piece
+    durations = np.minimum(np.maximum(left, 0), piece).ravel().astype(np.float32) + np.float32(c.overhead)
+    if shape.num_blocks > 1:
+        durations = np.tile(durations, shape.num_blocks)
+    ends = last_ends(durations, c.programs_each * shape.num_cu)
+    pool_rows = splits * shape.rows
+    return {
         "launch": 1.0,
-        "workgroup": float((units + OVERHEAD).sum()) / shape.workgroups / per_block,
-        "pool_rows": int(pieces[pieces > 1].sum()) * shape.query_len * shape.heads,
-        "chain": -(-int(pieces.max(initial=0)) // MERGED_AT_ONCE),
-        "fresh": min(share, int(units.max(initial=0))) / per_block,
+        "chain": float(ends[-1]),
+        "work": float(ends.sum()) / shape.num_cu,
+        "crowded": float(ends[: -shape.num_cu].sum()) / shape.num_cu,
+        "together": _together(ends, shape, c),
+        "pool_rows": pool_rows,
+        "spilled_rows": max(0, pool_rows - c.cached_rows),
+        "splits": splits,
     }
-    return _sum(c.persistent, figures)
+
+
+def persistent_figures(shape: Shape, c: Coefficients) -> dict[str, float]:
+    """What each coefficient of `PERSISTENT` is multiplied with: workgroups as the schedule loads them."""
+    kv_tokens, pieces_of, groups = _scheduled(shape)
+    blocks = _ceil(kv_tokens, c.block_n).astype(np.float32) + np.float32(c.overhead)
+    ends = np.bincount(pieces_of, blocks, shape.workgroups)
+    return {
+        "launch": 1.0,
+        "chain": float(ends.max()),
+        "work": float(ends.sum()) * shape.num_blocks / shape.num_cu,
+        "together": _together(ends, shape, c) * shape.num_blocks,
+        "pieces": int(groups.max(initial=0)),
+        "merged_rows": int(np.count_nonzero(groups)) * shape.query_len * shape.heads,
+    }
+
+
+def _together(ends: Any, shape: Shape, c: Coefficients) -> float:
+    """Blocks of a unit before its programs have drifted apart; blocks of rows that share KV read it once."""
+    return float((1 - np.exp(ends * (-1 / c.settle))).sum()) * c.settle / shape.num_cu / shape.num_blocks
+
+
+def _scheduled(shape: Shape) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """(KV tokens [pieces], workgroup [pieces], pieces to merge of each tile [tiles]) of `schedules.mla_decode`.
+
+    Bounds whose sum leaves int32 have no schedule: then an even share for each workgroup.
+    """
+    units, workgroups = shape.units, shape.workgroups
+    tokens = np.zeros(len(units) + 1, np.int64)
+    np.cumsum(units, out=tokens[1:])
+    tokens *= GRANULARITY
+    tiles = len(units) * shape.copies
+    at = np.cumsum([workgroups + 1, tiles + 1, 2 * tiles, tiles + workgroups])
+    block = np.empty(at[-1] + WORK_COLUMNS * (tiles + workgroups), np.int32)
+    packed = None
+    if 0 < tokens[-1] * shape.copies <= np.iinfo(np.int32).max:
+        qo = np.arange(len(units) + 1, dtype=np.int32) * shape.query_len
+        rows, shares = (shape.query_len, 1, shape.query_len), (workgroups, workgroups)
+        packed = packing.active.decode_pack(
+            qo, tokens.astype(np.int32), shape.copies, *rows, GRANULARITY, OVERHEAD, *shares, True, False, block
+        )
+    if packed is None:
+        share = -(-int(tokens[-1]) * shape.copies // workgroups)
+        return np.full(workgroups, share), np.arange(workgroups), np.zeros(0, np.int32)
+    works = block[at[-1] :].reshape(-1, WORK_COLUMNS)[: packed[0]]
+    counts = np.diff(block[: at[0]])
+    return works[:, 5] - works[:, 4], np.repeat(np.arange(workgroups), counts), np.diff(block[at[0] : at[1]])
 
 
 def choose(shape: Shape, scheduled: Shape | None = None, times: Times | None = None) -> Choice:
@@ -149,16 +219,59 @@ def choose(shape: Shape, scheduled: Shape | None = None, times: Times | None = N
     for name in ("query_len", "heads", "num_cu", "copies"):
         if getattr(shape, name) < 1:
             raise BadInput(f"{name}: expected >= 1, got {getattr(shape, name)}")
-    fixed = [Choice(splits, fixed_us(shape, splits, times)) for splits in SPLITS]
-    least = min(choice.us for choice in fixed)
-    best = next(choice for choice in fixed if choice.us <= least * (1 + TIE))
-    persistent = Choice(0, persistent_us(shape if scheduled is None else scheduled, times))
-    return persistent if persistent.us < least else best
+    scheduled = shape if scheduled is None else scheduled
+    if times is not None:
+        return _chosen(shape, scheduled, times)
+    return _remembered(shape.units.tobytes(), shape[1:], scheduled[1:])
 
 
-def _with_kv(shape: Shape) -> Int32Array:
-    lens: Int32Array = np.asarray(shape.kv_lens)
-    return lens[lens > 0]
+@lru_cache(maxsize=REMEMBERED)
+def _remembered(units: bytes, shape: Any, scheduled: Any) -> Choice:
+    lens = np.frombuffer(units, np.int32) * GRANULARITY
+    return _chosen(Shape(lens, *shape), Shape(lens, *scheduled), measured())
+
+
+def _chosen(shape: Shape, scheduled: Shape, times: Times) -> Choice:
+    """Looks closely only at splits whose least possible time does not exceed the best time known."""
+    c, units = times.of(shape.query_len * shape.heads), shape.units
+    persistent = Choice(0, persistent_us(scheduled, times))
+    found, limit = [], persistent.us
+    for bound, splits in sorted(zip(_least_us(shape, units, c), SPLITS, strict=True)):
+        if bound > limit:
+            break
+        found.append(Choice(splits, _sum(c.fixed, _fixed_figures(shape, units, splits, c))))
+        limit = min(limit, found[-1].us * (1 + TIE))
+    fixed = min((choice.us for choice in found), default=persistent.us)
+    if persistent.us <= fixed:
+        return persistent
+    return min((choice for choice in found if choice.us <= fixed * (1 + TIE)), key=lambda choice: choice.splits)
+
+
+def _least_us(shape: Shape, units: Int32Array, c: Coefficients) -> list[float]:
+    """What `fixed_us` cannot be below, for each of SPLITS: the longest part, or all of them evenly shared out."""
+    per_block, of = c.block_n // GRANULARITY, c.fixed
+    blocks, longest = int(_ceil(units, per_block).sum()) * shape.num_blocks, int(units.max(initial=0))
+    found = []
+    for splits in SPLITS:
+        part = -(-longest // (splits * per_block)) + c.overhead
+        work = (blocks + c.overhead * len(units) * splits * shape.num_blocks) / shape.num_cu
+        chain = max(part, work / c.programs_each)
+        at_most = part + work / c.programs_each  # of any list schedule
+        if of["chain"] < of["crowded"]:
+            chain = max(chain, work)
+        figures = {
+            "launch": 1.0,
+            "chain": chain,
+            "work": work,
+            "crowded": max(0.0, work - chain),
+            # concave in the ends: least where each is 0 or the longest
+            "together": (1 - math.exp(-at_most / c.settle)) * c.settle * work / at_most / shape.num_blocks,
+            "pool_rows": splits * shape.rows,
+            "spilled_rows": max(0, splits * shape.rows - c.cached_rows),
+            "splits": splits,
+        }
+        found.append(_sum(of, figures))
+    return found
 
 
 def _ceil(values: Any, divisor: Any) -> Any:

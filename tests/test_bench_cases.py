@@ -90,25 +90,6 @@ def test_times_between_steps_belong_to_the_later_one(bench):
     }
 
 
-def test_fitting_the_route_anew_finds_the_same_coefficients(bench):
-    """One block size, the settings of the packaged data: least squares is deterministic."""
-    import json
-
-    spec = importlib.util.spec_from_file_location("fit_times", BENCH / "gpu" / "fit_times.py")
-    fit = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fit)
-    from syncfree.backends import mla_decode_times as model
-
-    known = model.measured()
-    rows = json.loads((BENCH.parent / known.source).read_text())["timing"]["rows"]
-    rows = [row for row in rows if model.block_rows(row["heads"] * row["query_len"]) == 16]
-    fit.candidates = lambda block: iter([known.blocks[block]])
-    fitted, errors = fit.fit_block(rows, 16, known.num_cu)
-    assert errors["timings"] == 8 * len(rows)
-    assert fitted.fixed == pytest.approx(known.blocks[16].fixed, rel=1e-3)
-    assert fitted.persistent == pytest.approx(known.blocks[16].persistent, rel=1e-3)
-
-
 def test_case_3_alone_keeps_its_timings_in_a_folder_that_was_not_there(bench, tmp_path, monkeypatch):
     """Timings are kept before the results of the case, and so before anything else has made the folder."""
     import json

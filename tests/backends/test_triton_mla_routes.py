@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from syncfree.backends import mla_decode_times as times
 from syncfree.backends.triton_mla_routes import BACKEND
 from syncfree.planner import Batch, Environment, Limits, Planner, schedules
@@ -126,6 +128,73 @@ def test_requests_without_kv_cost_little_and_do_no_harm():
     with_padding = np.array([4096] * 32 + [0] * 224)
     alone = times.choose(times.Shape(with_padding[:32], 1, 16, 132))
     assert alone.us < times.choose(times.Shape(with_padding, 1, 16, 132)).us < 2 * alone.us
+
+
+@st.composite
+def shapes(draw):
+    lens = draw(st.lists(st.integers(0, 70_000), min_size=1, max_size=60))
+    query_len, heads = draw(st.sampled_from([(1, 16), (1, 32), (4, 16), (1, 128), (1, 256)]))
+    return times.Shape(np.array(lens, np.int32), query_len, heads, draw(st.sampled_from([60, 132, 304])))
+
+
+@settings(deadline=None)
+@given(shapes())
+def test_no_number_of_splits_takes_less_than_its_bound(shape):
+    c = times.measured().of(shape.query_len * shape.heads)
+    bounds = times._least_us(shape, shape.units, c)
+    for splits, bound in zip(times.SPLITS, bounds, strict=True):
+        assert bound <= times.fixed_us(shape, splits) * (1 + 1e-6), splits
+
+
+@settings(deadline=None)
+@given(shapes())
+def test_the_choice_is_the_least_of_all_times(shape):
+    """What was not looked at closely could not have been chosen."""
+    fixed = {splits: times.fixed_us(shape, splits) for splits in times.SPLITS}
+    persistent, least = times.persistent_us(shape), min(fixed.values())
+    choice = times.choose(shape, times=times.measured())
+    if persistent <= least:
+        assert choice == (0, persistent)
+    else:
+        splits = min(splits for splits, us in fixed.items() if us <= least * (1 + times.TIE))
+        assert choice == (splits, fixed[splits])
+
+
+@settings(deadline=None)
+@given(shapes(), st.integers(0, 15))
+def test_a_remembered_choice_is_the_one_that_would_be_made(shape, shorter):
+    times._remembered.cache_clear()
+    first = times.choose(shape)
+    inside = shape._replace(kv_lens=np.maximum(shape.units * 16 - shorter, 0))
+    assert times.choose(inside) == first == times.choose(inside, times=times.measured())
+    other_device = shape._replace(num_cu=2 * shape.num_cu)
+    assert times.choose(other_device) == times.choose(other_device, times=times.measured())
+
+
+def test_workgroups_are_loaded_as_the_schedule_loads_them():
+    lens = np.array([*RAGGED, 70, 16])
+    made = schedules.mla_decode(
+        range(len(lens) + 1),
+        np.concatenate([[0], np.cumsum(lens)]),
+        num_heads=16,
+        num_cu=132,
+        gfx="gfx950",
+        q_dtype="bf16",
+        kv_dtype="bf16",
+        max_seqlen_qo=1,
+    )
+    c = times.measured().of(16)
+    blocks = -(-(made.work_info[:, 5] - made.work_info[:, 4]) // c.block_n) + c.overhead
+    loads = np.add.reduceat(blocks, made.work_indptr[:-1][np.diff(made.work_indptr) > 0])
+    figures = times.persistent_figures(times.Shape(lens, 1, 16, 132), c)
+    assert figures["chain"] == pytest.approx(loads.max())
+    assert figures["work"] == pytest.approx(loads.sum() / 132)
+    assert figures["pieces"] == np.diff(made.reduce_indptr).max()
+
+
+def test_bounds_too_large_for_a_schedule_still_give_a_choice():
+    """Graphs are captured with every row as long as the model allows."""
+    assert times.choose(times.Shape(np.full(4096, 1_000_000), 1, 16, 132)).us > 1e6
 
 
 def test_what_the_kernels_do_not_serve_is_refused():
