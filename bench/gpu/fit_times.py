@@ -1,6 +1,7 @@
 """Fits `backends/mla_decode_times.json` to the timings of one device, and says what the fit is worth.
 
     python3 bench/gpu/fit_times.py bench/results/2026-11-29-h200/mla_times.json [MORE.json...] [--write]
+    python3 bench/gpu/fit_times.py check-11.json --against check-12.json
 
 Files of `mla_h200.py`, `cases.py` (timing.json) and `route_check.py`. Least squares over the relative errors of every
 timed kernel, coefficients not negative; a slow number of splits, which no choice comes near, counts a tenth. Each file
@@ -179,6 +180,12 @@ def told(found: list[tuple[str, str, float]], what: str) -> int:
     return bad
 
 
+def worst(found: list[tuple[str, str, float]]) -> None:
+    found = sorted(found, key=lambda entry: -entry[2])
+    for name, kernel, regret in [entry for entry in found if entry[2] > TOLERANCE][:30] or found[:3]:
+        print(f"  {name}: {kernel} is {regret:.1%} slower than the best")
+
+
 def rms(values: list[float]) -> str:
     return f"{np.sqrt(np.mean(np.square(values))):.1%} (worst {np.abs(values).max():.0%})" if values else "none"
 
@@ -224,6 +231,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", help="of the same device; the last one names the versions")
     parser.add_argument("--num-cu", type=int, default=132, help="of the device that was timed; an H200 has 132")
+    parser.add_argument("--against", type=Path, nargs="+", default=[], help="files to judge the fit by, not fitted to")
     parser.add_argument("--folds", type=int, default=5, help="parts of the shapes that are left out in turn; 0: none")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -240,12 +248,16 @@ def main() -> int:
         left_out += found
     source = ", ".join("/".join(file.resolve().parts[-4:]) for file in options.results)
     times = Times(device, source, num_cu, blocks)
-    found = sorted(regrets(rows, times), key=lambda entry: -entry[2])
+    found = list(regrets(rows, times))
     bad = told(found, "choices on the shapes fitted to")
+    worst(found)
     if left_out:
         told(left_out, "choices on shapes left out of the fit")
-    for name, kernel, regret in [entry for entry in found if entry[2] > TOLERANCE][:40] or found[:3]:
-        print(f"{name}: {kernel} is {regret:.1%} slower than the best")
+    for file in options.against:
+        others, _ = read([file])
+        judged = list(regrets(others, times))
+        told(judged, f"choices on {file.name}, which was not fitted to")
+        worst(judged)
     if options.write:
         model.DATA.write_bytes(msgspec.json.format(msgspec.json.encode(times), indent=1) + b"\n")
     return 1 if bad else 0

@@ -300,7 +300,8 @@ class Timer:
     def __init__(self) -> None:
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device=DEVICE)
 
-    def __call__(self, function: Any, repeats: int = 25) -> float:
+    def samples(self, function: Any, repeats: int = 25) -> list[float]:
+        """Microseconds of each replay."""
         for _ in range(2):
             function()
         torch.cuda.synchronize()
@@ -316,7 +317,10 @@ class Timer:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) * 1e3)
-        return statistics.median(times)
+        return times
+
+    def __call__(self, function: Any, repeats: int = 25) -> float:
+        return statistics.median(self.samples(function, repeats))
 
 
 def time_shapes(run: Run) -> dict[str, Any]:
@@ -350,7 +354,10 @@ def timed_plan(name: str, lens: np.ndarray, heads: int, query_len: int, num_cu: 
 CANDIDATES = {16: mla.Tuning(128, 2, 8), 64: mla.Tuning(64, 2, 8)}
 
 
-def time_shape(run: Run, timer: Timer, name: str, lens: np.ndarray, heads: int, query_len: int) -> dict[str, Any]:
+def time_shape(
+    run: Run, timer: Timer, name: str, lens: np.ndarray, heads: int, query_len: int, brief: bool = False
+) -> dict[str, Any]:
+    """Medians of every kernel, and their spread: between the quartiles of the replays. `brief`: of nothing else."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     blocks = -(-heads * query_len // 64)
     plan = timed_plan(name, lens, heads, query_len, processors // blocks)
@@ -358,13 +365,15 @@ def time_shape(run: Run, timer: Timer, name: str, lens: np.ndarray, heads: int, 
     shape, work, pool = decode_setup(run, plan, plan.schedule())
     arguments = (inputs.q, inputs.pages, inputs.page_list, inputs.qo)
     output = shape.allocate_output(inputs.q)
-    persistent = timer(lambda: mla.persistent_decode(*arguments, work, pool, shape, SCALE, output))
-    other = persistent
-    if shape.block_m in CANDIDATES:
-        trial = dataclasses.replace(shape, tuning=CANDIDATES[shape.block_m])
-        other = timer(lambda: mla.persistent_decode(*arguments, work, pool, trial, SCALE, output))
-    scheduler = device_scheduler(plan)
-    scheduling = timer(lambda: scheduler(inputs.qo, inputs.kv, work))
+    spread: dict[str, float] = {}
+
+    def kernel(kind: str, function: Any) -> float:
+        times = timer.samples(function)
+        low, middle, high = statistics.quantiles(times, n=4)
+        spread[kind] = high - low
+        return middle
+
+    persistent = kernel("persistent", lambda: mla.persistent_decode(*arguments, work, pool, shape, SCALE, output))
     peer, fixed = mla.DecodeShape(heads, run.latent, run.rope, query_len), {}
     for splits in (1, 2, 4, 8, 16, 32, 64):
         if splits * len(inputs.q) * heads * run.latent * 4 > 8 << 30:
@@ -373,13 +382,10 @@ def time_shape(run: Run, timer: Timer, name: str, lens: np.ndarray, heads: int, 
         decode = functools.partial(
             mla.fixed_split_decode, *arguments, inputs.kv, peer_pool, peer, SCALE, splits, output
         )
-        fixed[splits] = timer(decode)
-    began = time.perf_counter()
-    for _ in range(20):
-        plan.schedule()
+        fixed[splits] = kernel(str(splits), decode)
     kv_bytes = int(lens.sum()) * run.size * 2
     flops = 2 * int(lens.sum()) * query_len * heads * (run.size + run.latent)
-    return {
+    timed = {
         "lengths": name,
         "batch": len(lens),
         "tokens": int(lens.sum()),
@@ -387,13 +393,27 @@ def time_shape(run: Run, timer: Timer, name: str, lens: np.ndarray, heads: int, 
         "heads": heads,
         "query_len": query_len,
         "persistent_us": persistent,
-        "persistent_candidate_us": other,
         "fixed_us": fixed,
+        "spread_us": spread,
+        "floor_us": max(kv_bytes / 4.3e12, flops / 790e12) * 1e6,  # copy and bf16 matrix rates of an H200, measured
+    }
+    if brief:
+        return timed
+    trial = dataclasses.replace(shape, tuning=CANDIDATES.get(shape.block_m))
+    candidate = persistent
+    if trial.tuning is not None:
+        candidate = timer(lambda: mla.persistent_decode(*arguments, work, pool, trial, SCALE, output))
+    scheduler = device_scheduler(plan)
+    scheduling = timer(lambda: scheduler(inputs.qo, inputs.kv, work))
+    began = time.perf_counter()
+    for _ in range(20):
+        plan.schedule()
+    return timed | {
+        "persistent_candidate_us": candidate,
         "scheduler_us": scheduling,
         "host_schedule_us": (time.perf_counter() - began) / 20 * 1e6,
         "works": len(plan.schedule().work_info),
         "partials": len(plan.schedule().reduce_partial_map),
-        "floor_us": max(kv_bytes / 4.3e12, flops / 790e12) * 1e6,  # copy and bf16 matrix rates of an H200, measured
     }
 
 
