@@ -10,7 +10,8 @@ list of programs that the device's slots take one after the other (`list_schedul
 are known from its schedule), each as long as its KV blocks and an overhead. From the last ends of the slots follow:
 - chain: the very last end: every block of the slowest slot costs what one costs on an idle device;
 - work: all blocks a compute unit; the more programs read at once, the slower each;
-- crowded: of that, what is done while units hold more than one program;
+- crowded: of that, what the second and further programs of units are busy with, and outnumbered: how long there are
+  more programs than units, for so long the unit of the very last program may hold another one;
 - together: programs that start together read at the same moments, until after some blocks they have drifted apart.
 Then what merging costs: partial rows written and read, those that outgrow the cache again, and the longest merge.
 """
@@ -52,7 +53,7 @@ class Coefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     persistent: dict[str, float]  # `PERSISTENT`
 
 
-FIXED = ("launch", "chain", "work", "crowded", "together", "pool_rows", "spilled_rows", "splits")
+FIXED = ("launch", "chain", "work", "crowded", "outnumbered", "together", "pool_rows", "spilled_rows", "splits")
 PERSISTENT = ("launch", "chain", "work", "together", "pieces", "merged_rows")
 
 
@@ -150,12 +151,14 @@ def _fixed_figures(shape: Shape, units: Int32Array, splits: int, c: Coefficients
     if shape.num_blocks > 1:
         durations = np.tile(durations, shape.num_blocks)
     ends = last_ends(durations, c.programs_each * shape.num_cu)
+    crowded = ends[: -shape.num_cu]
     pool_rows = splits * shape.rows
     return {
         "launch": 1.0,
         "chain": float(ends[-1]),
         "work": float(ends.sum()) / shape.num_cu,
-        "crowded": float(ends[: -shape.num_cu].sum()) / shape.num_cu,
+        "crowded": float(crowded.sum()) / shape.num_cu,
+        "outnumbered": float(crowded[-1]) if len(crowded) else 0.0,
         "together": _together(ends, shape, c),
         "pool_rows": pool_rows,
         "spilled_rows": max(0, pool_rows - c.cached_rows),
@@ -255,15 +258,17 @@ def _least_us(shape: Shape, units: Int32Array, c: Coefficients) -> list[float]:
     for splits in SPLITS:
         part = -(-longest // (splits * per_block)) + c.overhead
         work = (blocks + c.overhead * len(units) * splits * shape.num_blocks) / shape.num_cu
-        chain = max(part, work / c.programs_each)
-        at_most = part + work / c.programs_each  # of any list schedule
-        if of["chain"] < of["crowded"]:
-            chain = max(chain, work)
+        chain, at_most = max(part, work / c.programs_each), part + work / c.programs_each  # of any list schedule
+        others = max(1, c.programs_each - 1)  # programs of a unit besides its last one
+        if of["chain"] < of["crowded"] + of["outnumbered"] / others:
+            chain = max(chain, work)  # a longer chain that leaves less beside it would cost less
+        crowded = max(0.0, work - chain)
         figures = {
             "launch": 1.0,
             "chain": chain,
             "work": work,
-            "crowded": max(0.0, work - chain),
+            "crowded": crowded,
+            "outnumbered": crowded / others,
             # concave in the ends: least where each is 0 or the longest
             "together": (1 - math.exp(-at_most / c.settle)) * c.settle * work / at_most / shape.num_blocks,
             "pool_rows": splits * shape.rows,

@@ -149,14 +149,21 @@ def fitted(data: Data, tables: Iterable[tuple[Coefficients, np.ndarray]], used: 
     return msgspec.structs.replace(best[1], fixed=fixed, persistent=persistent)
 
 
+def predicted(row: dict[str, Any], splits: int, times: Times) -> float:
+    """Microseconds of a timed kernel; 0 splits is the persistent one."""
+    shape = shape_of(row, times.num_cu)
+    return model.fixed_us(shape, splits, times) if splits else model.persistent_us(shape, times)
+
+
 def errors(rows: Iterable[dict[str, Any]], times: Times) -> tuple[list[float], list[float]]:
     """Relative errors of fixed splits that a choice comes near, and of the persistent kernel."""
     fixed, persistent = [], []
     for row in rows:
-        shape, timed = shape_of(row, times.num_cu), timings(row)
-        persistent.append(model.persistent_us(shape, times) / timed.pop(0) - 1)
-        least = min(row["persistent_us"], *timed.values())
-        fixed += [model.fixed_us(shape, s, times) / us - 1 for s, us in timed.items() if us < NEAR * least]
+        timed = timings(row)
+        least = min(timed.values())
+        for splits, us in timed.items():
+            if not splits or us < NEAR * least:
+                (fixed if splits else persistent).append(predicted(row, splits, times) / us - 1)
     return fixed, persistent
 
 
@@ -180,10 +187,20 @@ def told(found: list[tuple[str, str, float]], what: str) -> int:
     return bad
 
 
-def worst(found: list[tuple[str, str, float]]) -> None:
-    found = sorted(found, key=lambda entry: -entry[2])
-    for name, kernel, regret in [entry for entry in found if entry[2] > TOLERANCE][:30] or found[:3]:
-        print(f"  {name}: {kernel} is {regret:.1%} slower than the best")
+def worst(found: list[tuple[str, str, float]], rows: list[dict[str, Any]], times: Times) -> None:
+    """The shapes that are off (or the next ones): the choice and the best kernel, as timed and as expected."""
+    order = sorted(range(len(found)), key=lambda index: -found[index][2])
+    for index in [index for index in order if found[index][2] > TOLERANCE][:30] or order[:3]:
+        name, kernel, regret = found[index]
+        timed = timings(rows[index])
+        best = min(timed, key=lambda splits: timed[splits])
+        chosen = 0 if kernel == "persistent" else int(kernel.split()[0])
+        us = [
+            f"{predicted(rows[index], splits, times):.1f} us, was {timed.get(splits, 0):.1f}"
+            for splits in (chosen, best)
+        ]
+        other = f"{best} splits" if best else "persistent"
+        print(f"  {name}: {kernel} (expected {us[0]}) is {regret:.1%} slower than {other} (expected {us[1]})")
 
 
 def rms(values: list[float]) -> str:
@@ -250,14 +267,14 @@ def main() -> int:
     times = Times(device, source, num_cu, blocks)
     found = list(regrets(rows, times))
     bad = told(found, "choices on the shapes fitted to")
-    worst(found)
+    worst(found, rows, times)
     if left_out:
         told(left_out, "choices on shapes left out of the fit")
     for file in options.against:
         others, _ = read([file])
         judged = list(regrets(others, times))
         told(judged, f"choices on {file.name}, which was not fitted to")
-        worst(judged)
+        worst(judged, others, times)
     if options.write:
         model.DATA.write_bytes(msgspec.json.format(msgspec.json.encode(times), indent=1) + b"\n")
     return 1 if bad else 0

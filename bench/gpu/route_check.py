@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 TOLERANCE, OFTEN, AGAIN = 0.03, 0.05, 10
-HEADS = ((16, 1), (128, 1), (16, 4), (32, 1), (16, 2), (64, 1))
+HEADS = ((16, 1), (16, 1), (128, 1), (16, 4), (32, 1), (16, 2), (64, 1))
 LONGEST, TOKENS = 65536, 1 << 21  # tokens of one request, of a batch: what fits beside the timer's buffers
 KINDS = ("uniform", "one 64k", "one long", "lognormal", "two sizes")
 

@@ -14,7 +14,7 @@ TRUTH = model.Coefficients(
     overhead=0.5,
     settle=8.0,
     cached_rows=10_000,
-    fixed=dict(zip(model.FIXED, (9.0, 3.0, 0.5, 0.7, 1.2, 3e-4, 6e-4, 0.012), strict=True)),
+    fixed=dict(zip(model.FIXED, (9.0, 3.0, 0.5, 0.4, 0.3, 1.2, 3e-4, 6e-4, 0.012), strict=True)),
     persistent=dict(zip(model.PERSISTENT, (10.0, 3.5, 0.4, 2.0, 0.14, 1e-3), strict=True)),
 )
 
