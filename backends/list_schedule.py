@@ -59,11 +59,13 @@ def _by_waves(durations: Float32Array, slots: int) -> Float32Array:
 def _settled(durations: Float32Array, starts: Float32Array, slots: int) -> Float32Array:
     """Last ends of the slots; the first `slots` starts are right, the others a guess that is improved in place."""
     later = len(durations) - slots
+    ends, behind = np.empty_like(durations), starts[slots:]
     for _ in range(ROUNDS):
-        ends = np.sort(starts + durations)
-        if (ends[:later] == starts[slots:]).all():
+        np.add(starts, durations, out=ends)
+        ends.sort()
+        if (ends[:later] == behind).all():
             return ends[later:]
-        starts[slots:] = ends[:later]
+        behind[:] = ends[:later]
     return by_heap(durations, slots)
 
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..errors import BadInput
 from ..planner.lengths import Int32Array
 from ..planner.schedules import packing
+from ..planner.schedules.arguments import INT32_MAX
 from ..planner.schedules.work import WORK_COLUMNS
 from .list_schedule import last_ends
 
@@ -183,7 +184,8 @@ def persistent_figures(shape: Shape, c: Coefficients) -> dict[str, float]:
 
 def _together(ends: Any, shape: Shape, c: Coefficients) -> float:
     """Blocks of a unit before its programs have drifted apart; blocks of rows that share KV read it once."""
-    return float((1 - np.exp(ends * (-1 / c.settle))).sum()) * c.settle / shape.num_cu / shape.num_blocks
+    apart = float(np.exp(ends * (-1 / c.settle)).sum())
+    return (len(ends) - apart) * c.settle / shape.num_cu / shape.num_blocks
 
 
 def _scheduled(shape: Shape) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -193,24 +195,24 @@ def _scheduled(shape: Shape) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """
     units, workgroups = shape.units, shape.workgroups
     tokens = np.zeros(len(units) + 1, np.int64)
-    np.cumsum(units, out=tokens[1:])
+    units.cumsum(out=tokens[1:])
     tokens *= GRANULARITY
-    tiles = len(units) * shape.copies
-    at = np.cumsum([workgroups + 1, tiles + 1, 2 * tiles, tiles + workgroups])
-    block = np.empty(at[-1] + WORK_COLUMNS * (tiles + workgroups), np.int32)
+    total, tiles = int(tokens[-1]) * shape.copies, len(units) * shape.copies
+    groups = workgroups + 1  # sections: work_indptr, reduce_indptr, two maps, work_info
+    info = groups + tiles + 1 + 3 * tiles + workgroups
+    block = np.empty(info + WORK_COLUMNS * (tiles + workgroups), np.int32)
     packed = None
-    if 0 < tokens[-1] * shape.copies <= np.iinfo(np.int32).max:
-        qo = np.arange(len(units) + 1, dtype=np.int32) * shape.query_len
+    if 0 < total <= INT32_MAX:
+        qo = np.arange(0, len(tokens) * shape.query_len, shape.query_len, dtype=np.int32)
         rows, shares = (shape.query_len, 1, shape.query_len), (workgroups, workgroups)
         packed = packing.active.decode_pack(
             qo, tokens.astype(np.int32), shape.copies, *rows, GRANULARITY, OVERHEAD, *shares, True, False, block
         )
     if packed is None:
-        share = -(-int(tokens[-1]) * shape.copies // workgroups)
-        return np.full(workgroups, share), np.arange(workgroups), np.zeros(0, np.int32)
-    works = block[at[-1] :].reshape(-1, WORK_COLUMNS)[: packed[0]]
-    counts = np.diff(block[: at[0]])
-    return works[:, 5] - works[:, 4], np.repeat(np.arange(workgroups), counts), np.diff(block[at[0] : at[1]])
+        return np.full(workgroups, -(-total // workgroups)), np.arange(workgroups), np.zeros(0, np.int32)
+    works = block[info : info + WORK_COLUMNS * packed[0]].reshape(-1, WORK_COLUMNS)
+    counts, pieces = block[1:groups] - block[: groups - 1], block[groups : groups + tiles + 1]
+    return works[:, 5] - works[:, 4], np.arange(workgroups).repeat(counts), pieces[1:] - pieces[:-1]
 
 
 def choose(shape: Shape, scheduled: Shape | None = None, times: Times | None = None) -> Choice:
@@ -252,30 +254,30 @@ def _chosen(shape: Shape, scheduled: Shape, times: Times) -> Choice:
 
 def _least_us(shape: Shape, units: Int32Array, c: Coefficients) -> list[float]:
     """What `fixed_us` cannot be below, for each of SPLITS: the longest part, or all of them evenly shared out."""
-    per_block, of = c.block_n // GRANULARITY, c.fixed
-    blocks, longest = int(_ceil(units, per_block).sum()) * shape.num_blocks, int(units.max(initial=0))
+    per_block, of, row_blocks, each = c.block_n // GRANULARITY, c.fixed, shape.num_blocks, c.programs_each
+    blocks, longest = int(_ceil(units, per_block).sum()) * row_blocks, int(units.max(initial=0))
+    others = max(1, each - 1)  # programs of a unit besides its last one
+    beside = of["crowded"] + of["outnumbered"] / others
     found = []
     for splits in SPLITS:
         part = -(-longest // (splits * per_block)) + c.overhead
-        work = (blocks + c.overhead * len(units) * splits * shape.num_blocks) / shape.num_cu
-        chain, at_most = max(part, work / c.programs_each), part + work / c.programs_each  # of any list schedule
-        others = max(1, c.programs_each - 1)  # programs of a unit besides its last one
-        if of["chain"] < of["crowded"] + of["outnumbered"] / others:
-            chain = max(chain, work)  # a longer chain that leaves less beside it would cost less
-        crowded = max(0.0, work - chain)
-        figures = {
-            "launch": 1.0,
-            "chain": chain,
-            "work": work,
-            "crowded": crowded,
-            "outnumbered": crowded / others,
-            # concave in the ends: least where each is 0 or the longest
-            "together": (1 - math.exp(-at_most / c.settle)) * c.settle * work / at_most / shape.num_blocks,
-            "pool_rows": splits * shape.rows,
-            "spilled_rows": max(0, splits * shape.rows - c.cached_rows),
-            "splits": splits,
-        }
-        found.append(_sum(of, figures))
+        work = (blocks + c.overhead * len(units) * splits * row_blocks) / shape.num_cu
+        # A longer chain leaves less beside it, which costs less where a block beside it costs more than one of it.
+        chain = max(part, work / each, work if of["chain"] < beside else 0.0)
+        at_most = part + work / each  # the chain of any list schedule
+        # Concave in the ends of the slots, whose sum is known: least where each is 0 or the longest.
+        together = (1 - math.exp(-at_most / c.settle)) * c.settle * work / at_most / row_blocks
+        rows = splits * shape.rows
+        found.append(
+            of["launch"]
+            + of["chain"] * chain
+            + of["work"] * work
+            + beside * max(0.0, work - chain)
+            + of["together"] * together
+            + of["pool_rows"] * rows
+            + of["spilled_rows"] * max(0, rows - c.cached_rows)
+            + of["splits"] * splits
+        )
     return found
 
 

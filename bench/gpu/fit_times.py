@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -178,13 +180,23 @@ def regrets(rows: Iterable[dict[str, Any]], times: Times) -> Iterator[tuple[str,
 
 
 def told(found: list[tuple[str, str, float]], what: str) -> int:
-    """Prints how far the choices are off; how many are off by more than TOLERANCE."""
+    """Prints how far the choices are off, and of which kinds of shapes; how many are off by more than TOLERANCE."""
     off = sorted(regret for _, _, regret in found)
-    bad = sum(regret > TOLERANCE for regret in off)
+    bad = [name for name, _, regret in found if regret > TOLERANCE]
     p90 = off[min(len(off) - 1, int(0.9 * len(off)))]
-    within = f"{len(off) - bad} of {len(off)} within {TOLERANCE:.0%} of the best"
+    within = f"{len(off) - len(bad)} of {len(off)} within {TOLERANCE:.0%} of the best"
     print(f"{what}: {within}; one in ten off by {p90:.1%} or more, worst {off[-1]:.1%}")
-    return bad
+    if bad:
+        all_kinds, kinds = Counter(map(kind_of, (name for name, _, _ in found))), Counter(map(kind_of, bad))
+        print("  off: " + "; ".join(f"{count} of {all_kinds[kind]} {kind}" for kind, count in kinds.most_common()))
+    return len(bad)
+
+
+def kind_of(name: str) -> str:
+    """Of a shape by its name: what its lengths are like, heads, and query length."""
+    lens, _, query_len = name.rpartition(", query ")
+    like = re.match("one 64k|[a-z]+( long| sizes)?", lens)
+    return f"{like[0] if like else lens}, {lens.rpartition(', ')[2]} x {query_len}"
 
 
 def worst(found: list[tuple[str, str, float]], rows: list[dict[str, Any]], times: Times) -> None:

@@ -132,6 +132,19 @@ def test_the_least_squares_are_the_least_without_negative_coefficients(fit):
         assert error == pytest.approx(np.sqrt(np.mean((table @ x / us - 1) ** 2)))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("uniform 64 x 4096, 16 heads, query 1", "uniform, 16 heads x 1"),
+        ("one 65536 + 63 x 1024, 16 heads, query 4", "one, 16 heads x 4"),
+        ("one 64k, 9 rows, up to 65536, 64 heads, query 1", "one 64k, 64 heads x 1"),
+        ("two sizes, 9 rows, up to 700, 16 heads, query 2", "two sizes, 16 heads x 2"),
+    ],
+)
+def test_misses_are_counted_by_kind(fit, name, kind):
+    assert fit.kind_of(name) == kind
+
+
 def test_lengths_that_are_not_those_of_the_name_are_refused(fit):
     row = {"lengths": "uniform 4 x 8192", "tokens": 5, "longest": 3, "heads": 16, "query_len": 1}
     with pytest.raises(SystemExit, match="uniform 4 x 8192: the lengths of this name"):
