@@ -4,8 +4,9 @@
     python3 bench/gpu/fit_times.py check-11.json --against check-12.json
 
 Files of `mla_h200.py`, `cases.py` (timing.json) and `route_check.py`. Least squares over the relative errors of every
-timed kernel, coefficients not negative; a slow number of splits, which no choice comes near, counts a tenth. Each file
-is a run of its own: launches cost a microsecond or two more in one than in another, the same for every kernel.
+timed kernel, coefficients not negative; a slow number of splits, which no choice comes near, counts a tenth. A choice
+is between kernels of one shape, so what their errors have in common (a clock that was slow just then) counts less than
+how they differ. Each file is a run of its own: launches cost a microsecond or two more in one than in another.
 
 Prints, per block size, the errors of the kernels that a choice comes near; then how much slower than the best kernel
 the choices are: on the shapes fitted to, and on each fifth of the shapes by a fit to the other four (`--folds`), which
@@ -23,7 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +34,7 @@ from syncfree.backends.mla_decode_times import FIXED, PERSISTENT, Coefficients, 
 TOLERANCE = 0.03
 BLOCK_N = {16: 64, 32: 64, 64: 32}  # KV tokens of a block, by its packed rows: `triton_mla.TUNING`
 NEAR, FAR_WEIGHT = 1.3, 0.1
+COMMON = 0.3  # weight of the error that all near kernels of a shape have in common
 PROGRAMS_EACH, OVERHEADS, SETTLES = (1, 2, 3), (0.25, 0.5, 0.75, 1.0, 1.5, 2.0), (4.0, 8.0, 16.0)
 CACHED_ROWS = (6_000, 8_000, 10_000, 12_000, 15_000)
 
@@ -78,8 +80,20 @@ class Data:
             self.row_of += [index] * len(timed)
 
     def weights(self) -> np.ndarray:
-        counts = np.array(self.near) | (np.array(self.splits) == 0)
-        return np.where(counts, 1.0, FAR_WEIGHT) / np.array(self.us)
+        """[timings]: 1, or what a slow number of splits counts."""
+        return np.where(np.array(self.near) | (np.array(self.splits) == 0), 1.0, FAR_WEIGHT)
+
+    def relative(self, table: np.ndarray) -> np.ndarray:
+        """Of the measured times, less most of what the near kernels of a shape have in common; a column of ones last.
+
+        The least squares of this table against its last column are those of the relative errors, parted so.
+        """
+        us, row_of, near = np.array(self.us), np.array(self.row_of), np.array(self.near)
+        lines = np.column_stack([table / us[:, None], np.ones(len(us))])
+        sums = np.zeros((len(self.rows), lines.shape[1]))
+        np.add.at(sums, row_of[near], lines[near])
+        counts = np.bincount(row_of[near], minlength=len(self.rows))
+        return lines - (1 - COMMON) * (sums / counts[:, None])[row_of]
 
     def table(self, c: Coefficients) -> np.ndarray:
         """[timings, FIXED + PERSISTENT + two a run but the last]: what each coefficient is multiplied with."""
@@ -99,6 +113,7 @@ class Data:
         return table
 
     def tables(self) -> list[tuple[Coefficients, np.ndarray]]:
+        """What is fitted (`relative`) for every combination of settings."""
         found = []
         pool_rows, spilled = FIXED.index("pool_rows"), FIXED.index("spilled_rows")
         for each, overhead, settle in itertools.product(PROGRAMS_EACH, OVERHEADS, SETTLES):
@@ -107,13 +122,12 @@ class Data:
             for cached in CACHED_ROWS:
                 one = table.copy()
                 one[:, spilled] = np.maximum(table[:, pool_rows] - cached, 0)
-                found.append((msgspec.structs.replace(settings, cached_rows=cached), one))
+                found.append((msgspec.structs.replace(settings, cached_rows=cached), self.relative(one)))
         return found
 
 
-def solved(table: np.ndarray, us: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Non-negative least squares (Lawson and Hanson): (coefficients, weighted root mean square error)."""
-    a, b = table * weights[:, None], us * weights
+def solved(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
+    """Non-negative least squares of a x = b (Lawson and Hanson): (x, root mean square error)."""
     scale = np.sqrt((a**2).sum(0)) + 1e-30
     gram, side = (a / scale).T @ (a / scale), (a / scale).T @ b
     x, free = np.zeros(len(side)), np.zeros(len(side), bool)
@@ -133,15 +147,16 @@ def solved(table: np.ndarray, us: np.ndarray, weights: np.ndarray) -> tuple[np.n
             free &= x > 1e-12
             x[~free] = 0
     x = x / scale
-    return x, float(np.sqrt(((table @ x - us) ** 2 * weights**2).mean()))
+    return x, float(np.sqrt(((a @ x - b) ** 2).mean()))
 
 
 def fitted(data: Data, tables: Iterable[tuple[Coefficients, np.ndarray]], used: np.ndarray) -> Coefficients:
     """The settings and coefficients with the least error on the timings `used` (mask)."""
-    us, weights = np.array(data.us)[used], data.weights()[used]
+    weights = data.weights()[used][:, None]
     best: tuple[float, Coefficients, np.ndarray] | None = None
     for settings, table in tables:
-        x, error = solved(table[used], us, weights)
+        lines = table[used] * weights
+        x, error = solved(lines[:, :-1], lines[:, -1])
         if best is None or error < best[0]:
             best = error, settings, x
     assert best is not None
@@ -157,16 +172,29 @@ def predicted(row: dict[str, Any], splits: int, times: Times) -> float:
     return model.fixed_us(shape, splits, times) if splits else model.persistent_us(shape, times)
 
 
-def errors(rows: Iterable[dict[str, Any]], times: Times) -> tuple[list[float], list[float]]:
-    """Relative errors of fixed splits that a choice comes near, and of the persistent kernel."""
-    fixed, persistent = [], []
+class Errors(NamedTuple):
+    """Relative errors of expected times."""
+
+    fixed: list[float]  # of splits that a choice comes near
+    persistent: list[float]
+    differing: list[float]  # of the kernels that a choice comes near, less what those of one shape have in common
+
+    def __str__(self) -> str:
+        parts = zip(("fixed", "persistent", "between kernels of a shape"), self, strict=True)
+        return ", ".join(f"{name} {rms(values)}" for name, values in parts)
+
+
+def errors(rows: Iterable[dict[str, Any]], times: Times) -> Errors:
+    found = Errors([], [], [])
     for row in rows:
         timed = timings(row)
-        least = min(timed.values())
-        for splits, us in timed.items():
-            if not splits or us < NEAR * least:
-                (fixed if splits else persistent).append(predicted(row, splits, times) / us - 1)
-    return fixed, persistent
+        near = [splits for splits, us in timed.items() if us < NEAR * min(timed.values())]
+        off = {splits: predicted(row, splits, times) / timed[splits] - 1 for splits in {0, *near}}
+        found.persistent.append(off[0])
+        found.fixed.extend(off[splits] for splits in near if splits)
+        shared = sum(off[splits] for splits in near) / len(near)
+        found.differing.extend(off[splits] - shared for splits in near)
+    return found
 
 
 def regrets(rows: Iterable[dict[str, Any]], times: Times) -> Iterator[tuple[str, str, float]]:
@@ -225,10 +253,10 @@ def fit_block(data: Data, device: str, folds: int) -> tuple[Coefficients, list[t
     c = fitted(data, tables, np.ones(len(data.us), bool))
     seen = errors(data.rows, Times(device, "", data.num_cu, {data.block: c}))
     print(f"blocks of {data.block}: {len(data.rows)} shapes, {len(data.us)} timings; {settings_of(c)}")
-    print(f"  errors of near kernels: fixed {rms(seen[0])}, persistent {rms(seen[1])}")
+    print(f"  errors of near kernels: {seen}")
     fold_of = np.random.default_rng(0).permutation(len(data.rows)) % max(folds, 1)
     found: list[tuple[str, str, float]] = []
-    unseen: tuple[list[float], list[float]] = ([], [])
+    unseen = Errors([], [], [])
     for fold in range(folds if folds > 1 else 0):
         times = Times(device, "", data.num_cu, {data.block: fitted(data, tables, fold_of[row_of] != fold)})
         left_out = [row for row, its in zip(data.rows, fold_of, strict=True) if its == fold]
@@ -236,7 +264,7 @@ def fit_block(data: Data, device: str, folds: int) -> tuple[Coefficients, list[t
             known += new
         found += regrets(left_out, times)
     if found:
-        print(f"  of shapes left out:     fixed {rms(unseen[0])}, persistent {rms(unseen[1])}")
+        print(f"  of shapes left out:     {unseen}")
     return c, found
 
 

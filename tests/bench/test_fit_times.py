@@ -122,14 +122,30 @@ def test_the_least_squares_are_the_least_without_negative_coefficients(fit):
     """By their conditions: where a coefficient is positive the error has no slope, where it is zero more would add."""
     rng = np.random.default_rng(0)
     for _ in range(20):
-        table = rng.random((60, 6)) * 10.0 ** rng.integers(-3, 4, 6)
-        us = table @ rng.normal(0, 1, 6) + 20
-        x, error = fit.solved(table, us, 1 / us)
+        a = rng.random((60, 6)) * 10.0 ** rng.integers(-3, 4, 6)
+        b = a / np.sqrt((a**2).sum(0)) @ rng.normal(0, 1, 6) + 1
+        x, error = fit.solved(a, b)
         assert (x >= 0).all()
-        slope = ((table @ x - us) / us**2) @ table / np.sqrt(((table / us[:, None]) ** 2).sum(0))
+        slope = (a @ x - b) @ a / np.sqrt((a**2).sum(0))
         assert np.abs(slope[x > 0]).max(initial=0) < 1e-6
         assert slope[x == 0].min(initial=0) > -1e-6
-        assert error == pytest.approx(np.sqrt(np.mean((table @ x / us - 1) ** 2)))
+        assert error == pytest.approx(np.sqrt(np.mean((a @ x - b) ** 2)))
+
+
+def test_what_all_kernels_of_a_shape_have_in_common_counts_less_than_how_they_differ(fit, times):
+    """A clock that was slow while one shape was timed: the same factor on all its kernels."""
+    rows = [timed(lens, 16, times) | {"run": 0} for lens in batches(7, 12)]
+    data = fit.Data(16, 132, 1, rows)
+    exact = np.array([fit.predicted(rows[i], s, times) for i, s in zip(data.row_of, data.splits, strict=True)])
+    slow = data.relative(exact[:, None] * 1.1)
+    near = np.array(data.near)
+    assert slow[near, 0] - slow[near, 1] == pytest.approx(0.1 * fit.COMMON)
+    first = np.array(data.row_of) == 0
+    one_off = exact.copy()
+    one_off[np.flatnonzero(first & near)[0]] *= 1.1
+    parted = data.relative(one_off[:, None])
+    errors = (parted[:, 0] - parted[:, 1])[first & near]
+    assert errors[0] == pytest.approx(0.1 * (1 - (1 - fit.COMMON) / len(errors)))
 
 
 @pytest.mark.parametrize(
