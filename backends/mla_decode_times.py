@@ -38,7 +38,10 @@ DATA = Path(__file__).with_suffix(".json")
 SPLITS = (1, 2, 4, 8, 16, 32, 64)  # those that were timed
 MOST_PACKED_ROWS = 64  # of a block, as `triton_mla.DecodeShape`
 GRANULARITY, OVERHEAD = 16, 16  # of a schedule: tokens of a unit of KV, units that a piece costs besides its KV
-TIE = 0.01  # splits whose times are closer than this are a tie, and fewer need less memory
+# Splits whose times are closer than this are a tie, and fewer need less memory. Otherwise the least time decides: with
+# errors like those of the fit, drawn at random, a liking for any kind of kernel among those within 3 % doubles the
+# choices that are off, and weighing by each kind's error changes nothing; this tie costs none.
+TIE = 0.01
 REMEMBERED = 64  # choices; a request's next token changes its units of KV once in 16 steps
 
 
