@@ -300,27 +300,30 @@ class Timer:
     def __init__(self) -> None:
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device=DEVICE)
 
-    def samples(self, function: Any, repeats: int = 25) -> list[float]:
-        """Microseconds of each replay."""
-        for _ in range(2):
-            function()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            function()
-        times = []
+    def in_turn(self, functions: dict[str, Any], repeats: int = 25) -> dict[str, list[float]]:
+        """Microseconds of each replay of each function; they take turns, so that a clock's drift is no one's fault."""
+        graphs = {}
+        for name, function in functions.items():
+            for _ in range(2):
+                function()
+            torch.cuda.synchronize()
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name]):
+                function()
+        times: dict[str, list[float]] = {name: [] for name in functions}
         for _ in range(repeats):
-            self.flush.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
+            for name, graph in graphs.items():
+                self.flush.zero_()
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times[name].append(begin.elapsed_time(end) * 1e3)
         return times
 
     def __call__(self, function: Any, repeats: int = 25) -> float:
-        return statistics.median(self.samples(function, repeats))
+        return statistics.median(self.in_turn({"": function}, repeats)[""])
 
 
 def time_shapes(run: Run) -> dict[str, Any]:
@@ -365,24 +368,19 @@ def time_shape(
     shape, work, pool = decode_setup(run, plan, plan.schedule())
     arguments = (inputs.q, inputs.pages, inputs.page_list, inputs.qo)
     output = shape.allocate_output(inputs.q)
-    spread: dict[str, float] = {}
-
-    def kernel(kind: str, function: Any) -> float:
-        times = timer.samples(function)
-        low, middle, high = statistics.quantiles(times, n=4)
-        spread[kind] = high - low
-        return middle
-
-    persistent = kernel("persistent", lambda: mla.persistent_decode(*arguments, work, pool, shape, SCALE, output))
-    peer, fixed = mla.DecodeShape(heads, run.latent, run.rope, query_len), {}
+    peer = mla.DecodeShape(heads, run.latent, run.rope, query_len)
+    kernels = {
+        "persistent": functools.partial(mla.persistent_decode, *arguments, work, pool, shape, SCALE, output),
+    }
     for splits in (1, 2, 4, 8, 16, 32, 64):
         if splits * len(inputs.q) * heads * run.latent * 4 > 8 << 30:
             break
         peer_pool = mla.PartialPool.allocate(splits * len(inputs.q), heads, run.latent, DEVICE)
-        decode = functools.partial(
+        kernels[str(splits)] = functools.partial(
             mla.fixed_split_decode, *arguments, inputs.kv, peer_pool, peer, SCALE, splits, output
         )
-        fixed[splits] = kernel(str(splits), decode)
+    quartiles = {name: statistics.quantiles(times, n=4) for name, times in timer.in_turn(kernels).items()}
+    persistent = quartiles["persistent"][1]
     kv_bytes = int(lens.sum()) * run.size * 2
     flops = 2 * int(lens.sum()) * query_len * heads * (run.size + run.latent)
     timed = {
@@ -393,8 +391,8 @@ def time_shape(
         "heads": heads,
         "query_len": query_len,
         "persistent_us": persistent,
-        "fixed_us": fixed,
-        "spread_us": spread,
+        "fixed_us": {int(name): middle for name, (_, middle, _) in quartiles.items() if name != "persistent"},
+        "spread_us": {name: high - low for name, (low, _, high) in quartiles.items()},
         "floor_us": max(kv_bytes / 4.3e12, flops / 790e12) * 1e6,  # copy and bf16 matrix rates of an H200, measured
     }
     if brief:

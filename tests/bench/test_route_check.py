@@ -125,10 +125,13 @@ import mla_h200
 class Once(mla_h200.Timer):
     def __init__(self):
         self.calls = 0
-    def samples(self, function, repeats=25):
-        function()
-        self.calls += 1
-        return [10.0 * self.calls + i for i in range(5)]
+    def in_turn(self, functions, repeats=25):
+        times = {{}}
+        for name, function in functions.items():
+            function()
+            self.calls += 1
+            times[name] = [10.0 * self.calls + i for i in range(5)]
+        return times
 
 torch.cuda.get_device_properties = lambda _: SimpleNamespace(multi_processor_count=4)
 timer = Once()
