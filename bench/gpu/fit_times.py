@@ -35,8 +35,8 @@ TOLERANCE = 0.03
 BLOCK_N = {16: 64, 32: 64, 64: 32}  # KV tokens of a block, by its packed rows: `triton_mla.TUNING`
 NEAR, FAR_WEIGHT = 1.3, 0.1
 COMMON = 0.3  # weight of the error that all near kernels of a shape have in common
-PROGRAMS_EACH, OVERHEADS, SETTLES = (1, 2, 3), (0.25, 0.5, 0.75, 1.0, 1.5, 2.0), (4.0, 8.0, 16.0)
-CACHED_ROWS = (6_000, 8_000, 10_000, 12_000, 15_000)
+PROGRAMS_EACH, OVERHEADS, SETTLES = (1, 2, 3), (0.25, 0.5, 0.75, 1.0, 1.5, 2.0), (4.0, 8.0, 16.0, 32.0)
+CACHED_ROWS = (6_000, 8_000, 10_000, 12_500, 16_000, 20_000, 25_000)
 
 
 def lengths(name: str) -> np.ndarray:
