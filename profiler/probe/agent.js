@@ -12,7 +12,10 @@ const JUMP = 5;
 
 const [ROLE, HIP] = [0, 5]; // bytes of layout.c's Entry
 const GRAPH_LAUNCH = 1;
+const RT_SIGACTION = 13;
+const SIGRETURN = '48 c7 c0 0f 00 00 00 0f 05'; // mov rax, 15; syscall
 const GLIBC_THREAD = 0x700; // bytes of a thread's own description that are looked through; it is larger in every release
+const GLIBC_KEYS = 32; // keys whose values stand in there; those of as many others each stand in a block of their own
 
 let module_ = null; // the compiled hooks
 let inside = null;
@@ -84,9 +87,10 @@ function le(value, n) {
   });
 }
 
-// Where every thread keeps its value of `key`: {value, seq}, offsets from the thread pointer, and the sequence number that
-// says that the value is of this key. Found and tried out; null where the C library is another than glibc, or has so
-// many keys in use that it keeps this one elsewhere.
+// Where every thread keeps its value of `key`: {block, value, seq, number}. `value` and `seq` are offsets from the thread
+// pointer or, where `block` is not 0, from what it points to at that offset; NULL in a thread that has no value there.
+// `number` is the sequence number that says that the value is of this key. Found and tried out; null where the C library
+// is another than glibc.
 function threadLocal(key) {
   if (Module.findGlobalExportByName('gnu_get_libc_version') === null) return null;
   const thread = libc('pthread_self', 'pointer', [])();
@@ -95,16 +99,50 @@ function threadLocal(key) {
   const marks = [ptr('0x5afec0de12d687a1'), ptr('0x5afec0de98e7f3c2')];
   const places = marks.map((mark) => {
     set(key, mark);
-    const found = [];
-    for (let at = 16; at < GLIBC_THREAD; at += 8) if (thread.add(at).readPointer().equals(mark)) found.push(at);
-    return found;
+    return key < GLIBC_KEYS ? nearPlaces(thread, mark) : farPlaces(thread, key, mark);
   });
   set(key, NULL);
-  if (places.some((found) => found.length !== 1 || found[0] !== places[0][0])) return null;
-  const value = places[0][0];
-  const number = thread.add(value - 8).readU64();
-  if (!thread.add(value).readPointer().isNull() || number.compare(0) === 0 || number.compare(0x7fffffff) > 0) return null;
-  return { value, seq: value - 8, number: number.toNumber() };
+  if (places.some((found) => found.length !== 1 || found[0].join() !== places[0][0].join())) return null;
+  const [block, value] = places[0][0];
+  const from = block === 0 ? thread : thread.add(block).readPointer();
+  const number = from.add(value - 8).readU64();
+  if (!from.add(value).readPointer().isNull() || number.compare(0) === 0 || number.compare(0x7fffffff) > 0) return null;
+  return { block, value, seq: value - 8, number: number.toNumber() };
+}
+
+function nearPlaces(thread, mark) {
+  const found = [];
+  for (let at = 16; at < GLIBC_THREAD; at += 8) if (thread.add(at).readPointer().equals(mark)) found.push([0, at]);
+  return found;
+}
+
+// The blocks' addresses stand behind the first of them, which is in the thread's description and is named as well.
+function farPlaces(thread, key, mark) {
+  const found = [];
+  const first = 16 * GLIBC_KEYS;
+  for (let table = 16 + first; table + 8 * GLIBC_KEYS <= GLIBC_THREAD; table += 8) {
+    if (!thread.add(table).readPointer().equals(thread.add(table - first))) continue;
+    const block = table + 8 * Math.floor(key / GLIBC_KEYS);
+    const value = 16 * (key % GLIBC_KEYS) + 8;
+    const at = block < GLIBC_THREAD ? thread.add(block).readPointer() : NULL;
+    if (!at.isNull() && at.add(value).readPointer().equals(mark)) found.push([block, value]);
+  }
+  return found;
+}
+
+// Whether a call is among the instructions that move: it returns to where they are, and without a wrapper nobody would
+// know that somebody is to come back there.
+function callsFirst(target) {
+  try {
+    for (let at = target; at.sub(target).toInt32() < JUMP; ) {
+      const instruction = Instruction.parse(at);
+      if (instruction.groups.includes('call')) return true;
+      at = instruction.next;
+    }
+    return false;
+  } catch (error) {
+    return true; // what cannot be read is not moved either
+  }
 }
 
 // A launch outside of every capture, by a thread that has a slot, counted without a call, with its arguments where they
@@ -117,9 +155,18 @@ function quick(hook, index, local, arena, offsets) {
   const code = [];
   const put = (...bytes) => code.push(...bytes);
   const back = (condition) => put(condition, 256 - (FAR_JUMP + code.length + 2)); // to the wrapper
-  put(0x64, 0x4c, 0x8b, 0x1c, 0x25, ...le(local.value, 4)); // mov r11, fs:[value]
-  put(0x64, 0x48, 0x81, 0x3c, 0x25, ...le(local.seq, 4), ...le(local.number, 4)); // cmp qword fs:[seq], number
-  back(0x75); // jne
+  if (local.block === 0) {
+    put(0x64, 0x4c, 0x8b, 0x1c, 0x25, ...le(local.value, 4)); // mov r11, fs:[value]
+    put(0x64, 0x48, 0x81, 0x3c, 0x25, ...le(local.seq, 4), ...le(local.number, 4)); // cmp qword fs:[seq], number
+    back(0x75); // jne
+  } else {
+    put(0x64, 0x4c, 0x8b, 0x1c, 0x25, ...le(local.block, 4)); // mov r11, fs:[block]
+    put(0x4d, 0x85, 0xdb); // test r11, r11
+    back(0x74); // jz
+    put(0x49, 0x81, 0xbb, ...le(local.seq, 4), ...le(local.number, 4)); // cmp qword [seq], number
+    back(0x75); // jne
+    put(0x4d, 0x8b, 0x9b, ...le(local.value, 4)); // mov r11, [value]
+  }
   put(0x4d, 0x85, 0xdb); // test r11, r11
   back(0x74); // jz: the first call of its thread
   put(0x49, 0xba, ...le(counter, 8)); // mov r10, counter
@@ -178,7 +225,8 @@ function createKey() {
 function place(found, arena, offsets, local) {
   const blocks = new Map(); // one block of slots near each library
   const missing = [];
-  const isQuick = (hook) => local !== null && hook.hot && hook.entry[HIP] === 0;
+  const quicks = new Set(found.filter((h) => local !== null && h.hot && h.entry[HIP] === 0 && !callsFirst(h.target)));
+  const isQuick = (hook) => quicks.has(hook);
   const sizeOf = (hook) => (isQuick(hook) ? QUICK_SLOT : SLOT); // the quick ones are the first of their library
   found.forEach((hook, i) => {
     let block = blocks.get(hook.library.base.toString());
@@ -238,9 +286,25 @@ function leave() {
   restore();
   const usleep = libc('usleep', 'int', ['uint']);
   for (let waited = 0; inside !== null && inside() > 0 && waited < 20000; waited++) usleep(1000);
-  usleep(20000); // the last instructions of a wrapper, after it has said that it left
+  usleep(500000); // what counts before a wrapper has said that it entered, or after it has said that it left
   if (deleteKey !== null) deleteKey();
   deleteKey = null;
+}
+
+// Where signal handlers of this process return to, those too that are installed later, through the C library.
+function restorers() {
+  const ask = libc('syscall', 'long', ['long', 'long', 'pointer', 'pointer', 'long']);
+  const action = Memory.alloc(32); // handler, flags, restorer, mask
+  const found = new Set();
+  for (let signal = 1; signal <= 64; signal++) {
+    if (Number(ask(RT_SIGACTION, signal, NULL, action, 8)) !== 0) continue;
+    if (action.readU64().compare(1) > 0 && !action.add(16).readPointer().isNull()) found.add(action.add(16).readPointer().toString());
+  }
+  const itself = Process.findModuleByAddress(Module.getGlobalExportByName('sigaction'));
+  for (const range of itself === null ? [] : itself.enumerateRanges('r-x')) {
+    for (const { address } of Memory.scanSync(range.base, range.size, SIGRETURN)) found.add(address.toString());
+  }
+  return [...found];
 }
 
 function python(code) {
@@ -324,6 +388,7 @@ rpc.exports = {
   inside() {
     return inside === null ? 0 : inside();
   },
+  restorers,
   python,
   dispose: leave,
 };

@@ -12,6 +12,7 @@ counters by itself) must bring its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -69,7 +70,7 @@ class Attachment:
         self.has_python = False
         self.installed: Installed | None = None
         self.arena = 0
-        self.lingering = False  # a thread was still inside a hooked call when we left
+        self.lingering = False  # a thread was, or may have been, still inside a hooked call when we left
         self._decoder: Decoder | None = None
         try:
             answer = self._attach(carrier, seconds if seconds < _SECONDS else _FIRST_SECONDS)
@@ -238,12 +239,13 @@ class Attachment:
     def detach(self) -> float:
         """Take every hook out and let the target go. Returns the pause in ms. Never raises: the target may be gone."""
         pause = 0.0
+        # Unless we are told otherwise: the target's end has taken the hooks with it, or the agent takes them out by
+        # itself, some time after its helper has died.
+        self.lingering = self.installed is not None
         if self._process.poll() is None:
-            try:
+            with contextlib.suppress(Unreachable):
                 answer = self._ask("detach")
                 pause, self.lingering = float(answer["pause_ms"]), not answer["free"]
-            except Unreachable:
-                pass  # then its end has taken the hooks with it, or the agent takes them out by itself
         self.close()
         return pause
 

@@ -42,6 +42,7 @@ class Helper:
         self.shared = False  # another client's agent is in the target, and stays
         self.patches: list[tracing.Patch] = []
         self.code: list[tuple[int, int]] = []
+        self.restorers: list[int] = []  # where signal handlers of the target return to
 
     # ------------------------------------------------------------- requests
 
@@ -98,7 +99,8 @@ class Helper:
         self.code = [(int(base, 16), size) for base, size in made["code"]]
         if not self.patches:
             return {"names": [], "missing": made["missing"], "pause_ms": 0.0, "callbacks": {}}
-        pause = tracing.apply(self.pid, self.patches)
+        self.restorers = [int(at, 16) for at in self.script.exports_sync.restorers()]
+        pause = tracing.apply(self.pid, self.patches, self.restorers)
         return {
             "names": made["names"],
             "missing": made["missing"],
@@ -124,7 +126,8 @@ class Helper:
         if self.script is None or self.gone:
             return {"pause_ms": 0.0, "free": True}
         if self.patches:
-            pause, free = tracing.revert(self.pid, self.patches, self.code, self._inside, ask.get("seconds", 20.0))
+            seconds = ask.get("seconds", 20.0)
+            pause, free = tracing.revert(self.pid, self.patches, self.code, self._inside, seconds, self.restorers)
             self.patches = []
         with self._patience():
             if free:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_SEIZE, _INTERRUPT, _DETACH, _GETREGS = 0x4206, 0x4207, 17, 12
+_SEIZE, _INTERRUPT, _DETACH, _GETREGS, _GETSIGMASK = 0x4206, 0x4207, 17, 12, 0x420A
 _WALL = 0x40000000
 _REGISTERS, _RIP, _RSP = 27, 16, 19
 _LATE_SECONDS = 0.02  # a thread in an uninterruptible wait of the kernel's is not waited for longer than this
@@ -28,6 +28,10 @@ _LEAVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.00002
 _BUSY = 8  # threads that are stopped last and let go first
 _STOP_SECONDS = 5.0  # any other stops as soon as it gets a processor
+_TOP_BYTES = 256  # of a stack, where a return address may stand
+_STACK_BYTES = 1 << 12  # of a stack, where a signal handler may have been called
+_HANDLER_BYTES = 1 << 16  # the same for a thread that has signals blocked, as one inside a handler has
+_SIGNAL_RIP = 176  # bytes from the return address of a handler to where the kernel keeps the interrupted place
 
 
 class TracingRefused(Exception):
@@ -59,6 +63,8 @@ class Stopped:
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # tid -> (instruction, stack pointer)
     signals: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    stacks: dict[int, bytes] = field(default_factory=dict)  # as `_look` has them
+    interrupted: dict[int, list[int]] = field(default_factory=dict)  # where it goes on after signal handlers
     began: float = 0.0
     seconds: float = 0.0
 
@@ -186,8 +192,11 @@ def _first_in_line() -> Iterator[None]:
 
 
 @contextmanager
-def standstill(pid: int) -> Iterator[Stopped]:
+def standstill(pid: int, memory: int | None = None, restorers: Sequence[int] = ()) -> Iterator[Stopped]:
     """Stop every thread of `pid` for the body of the `with`. Raises `TracingRefused`.
+
+    With its `memory`, open, stacks are read as well; with `restorers`, where signal handlers return to, so are the
+    places that signals have interrupted.
 
     Threads in an uninterruptible wait of the kernel's (a device driver's) are in `late`: they will stop on their way
     out of it, before they execute another instruction of their program.
@@ -196,16 +205,17 @@ def standstill(pid: int) -> Iterator[Stopped]:
     """
     stopped = Stopped(pid)
     with _first_in_line():
-        yield from _stand_still(stopped)
+        yield from _stand_still(stopped, memory, restorers)
 
 
-def _stand_still(stopped: Stopped) -> Iterator[Stopped]:
+def _stand_still(stopped: Stopped, memory: int | None, restorers: Sequence[int]) -> Iterator[Stopped]:
     seized: set[int] = set()
     order: list[int] = []  # the busiest last
     try:
         _seize_all(stopped, seized)
         order = sorted(seized, key=lambda tid: _ran(stopped.pid, tid))
         _stop(stopped, order[:-_BUSY])
+        _look(stopped, memory, restorers)
         stopped.began = time.monotonic()
         _stop(stopped, order[-_BUSY:])
         for _ in range(8):  # threads made by one that was not yet stopped
@@ -215,9 +225,41 @@ def _stand_still(stopped: Stopped) -> Iterator[Stopped]:
                 break
             order += seized - before
             _stop(stopped, seized - before)
+        _look(stopped, memory, restorers)
         yield stopped
     finally:
         _release(stopped, [*reversed(order), *seized.difference(order)])
+
+
+def _look(stopped: Stopped, memory: int | None, restorers: Sequence[int]) -> None:
+    """Read the stacks of those that stand: of the many that only wait, before the busy ones are stopped too."""
+    if memory is None:
+        return
+    for tid in stopped.places.keys() - stopped.stacks.keys():
+        stopped.stacks[tid] = stack = _stack(memory, tid, stopped.places[tid][1])
+        stopped.interrupted[tid] = list(_interrupted(stack, restorers))
+
+
+def _stack(memory: int, tid: int, rsp: int) -> bytes:
+    """From the word below the stack pointer on: what a handler that is just returning has returned to stands there."""
+    mask = ctypes.c_uint64()
+    unknown = _ptrace(_GETSIGMASK, tid, ctypes.sizeof(mask), ctypes.addressof(mask))
+    try:
+        return os.pread(memory, _HANDLER_BYTES if unknown or mask.value else _STACK_BYTES, rsp - 8)
+    except (OSError, OverflowError):  # it has no stack
+        return b""
+
+
+def _interrupted(stack: bytes, restorers: Sequence[int]) -> Iterator[int]:
+    """Where a thread goes on after the signal handlers that it is amid of."""
+    for restorer in restorers:
+        word = struct.pack("<Q", restorer)
+        sought = word.rstrip(b"\0")  # zeros, of which stacks are full, make a search slow
+        at = stack.find(sought)
+        while at >= 0:
+            if at % 8 == 0 and at + _SIGNAL_RIP + 8 <= len(stack) and stack[at : at + 8] == word:
+                yield struct.unpack_from("<Q", stack, at + _SIGNAL_RIP)[0]
+            at = stack.find(sought, at + 1)
 
 
 def _ran(pid: int, tid: int) -> int:
@@ -283,18 +325,21 @@ def _memory(pid: int) -> int:
 
 def _in_the_way(stopped: Stopped, patches: Iterable[Patch]) -> bool:
     interiors = [(p.address + 1, p.address + p.length) for p in patches]
-    return any(a <= rip < b for rip, _ in stopped.places.values() for a, b in interiors)
+    places = [rip for rip, _ in stopped.places.values()]
+    places += [place for its in stopped.interrupted.values() for place in its]
+    return any(a <= place < b for place in places for a, b in interiors)
 
 
-def apply(pid: int, patches: list[Patch], attempts: int = 200) -> float:
+def apply(pid: int, patches: list[Patch], restorers: Sequence[int] = (), *, attempts: int = 200) -> float:
     """Put every patch in. Returns the seconds its busiest threads stood still. Raises `TracingRefused`.
 
-    All or nothing: if some address does not hold what it should, nothing is written.
+    All or nothing: if some address does not hold what it should, nothing is written. `restorers`: where the target's
+    signal handlers return to, for the places that signals have interrupted.
     """
     memory = _memory(pid)
     try:
         for attempt in range(attempts):
-            with standstill(pid) as stopped:
+            with standstill(pid, memory, restorers) as stopped:
                 clear = not _in_the_way(stopped, patches)
                 if clear:
                     for patch in patches:
@@ -311,21 +356,27 @@ def apply(pid: int, patches: list[Patch], attempts: int = 200) -> float:
 
 
 def revert(
-    pid: int, patches: list[Patch], code: list[tuple[int, int]], inside: Callable[[], int], seconds: float
+    pid: int,
+    patches: list[Patch],
+    code: list[tuple[int, int]],
+    inside: Callable[[], int],
+    seconds: float,
+    restorers: Sequence[int] = (),
 ) -> tuple[float, bool]:
     """Take the patches out, then wait until no thread is in `code` any more.
 
     Returns (the longest standstill, whether the code is free). Nothing new can enter: a thread is in there only if its
-    instruction pointer is, if a return address on the top of its stack is, or if it counts in `inside()`.
+    instruction pointer is, now or where a signal has interrupted it, if a return address on the top of its stack is, or
+    if it counts in `inside()`.
     """
     memory = _memory(pid)
     longest, deadline = 0.0, time.monotonic() + seconds
     try:
-        with standstill(pid) as stopped:
+        with standstill(pid, memory, restorers) as stopped:
             for patch in patches:
                 if os.pread(memory, len(patch.after), patch.address) == patch.after:
                     os.pwrite(memory, patch.before, patch.address)
-            free = not _on_the_way(stopped, memory, code)
+            free = not _on_the_way(stopped, code)
         longest = stopped.seconds
         while not free or inside():
             if time.monotonic() > deadline:
@@ -333,25 +384,22 @@ def revert(
             time.sleep(0.005)
             if inside():
                 continue
-            with standstill(pid) as stopped:
-                free = not _on_the_way(stopped, memory, code)
+            with standstill(pid, memory, restorers) as stopped:
+                free = not _on_the_way(stopped, code)
             longest = max(longest, stopped.seconds)
         return longest, True
     finally:
         os.close(memory)
 
 
-def _on_the_way(stopped: Stopped, memory: int, code: list[tuple[int, int]]) -> bool:
+def _on_the_way(stopped: Stopped, code: list[tuple[int, int]]) -> bool:
     def ours(address: int) -> bool:
         return any(start <= address < start + size for start, size in code)
 
-    for rip, rsp in stopped.places.values():
-        if ours(rip):
+    for tid, (rip, _) in stopped.places.items():
+        top = stopped.stacks[tid][8 : 8 + _TOP_BYTES]
+        if ours(rip) or any(map(ours, stopped.interrupted[tid])):
             return True
-        try:
-            top = os.pread(memory, 256, rsp)
-        except OSError:
-            continue
         if any(ours(word) for (word,) in struct.iter_unpack("<Q", top[: len(top) // 8 * 8])):
             return True
     return False

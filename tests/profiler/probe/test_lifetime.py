@@ -328,6 +328,23 @@ probe.start(); cuda.cuStreamSynchronize(ctypes.c_long(7)); probe.stop(); print(p
     assert out.splitlines() == ["1 ['probe: its helper process died; calls after that were not counted']", "1"]
 
 
+def test_memory_that_hooks_may_still_write_to_outlives_a_helper_that_died(run):
+    """The agent takes them out by itself, but later than we learn of it."""
+    out = run(
+        """
+import signal
+from syncfree.profiler.collectors import probe as collector
+probe = collector.ProbeCollector(); probe.start()
+helper = probe._attachment._process
+os.kill(helper.pid, signal.SIGKILL); helper.wait()
+probe.stop()
+for _ in range(1000): cuda.cuLaunchKernel(*[ctypes.c_long(1)] * 11)
+print(len(collector._keep))
+"""
+    )
+    assert out.split() == ["1"]
+
+
 def test_a_program_that_ends_while_recording_ends_well(run):
     out = run(
         """

@@ -9,6 +9,8 @@ import pytest
 from syncfree.profiler.probe import tracing
 from syncfree.profiler.probe.carrier import idle_thread
 
+from .conftest import compiled
+
 pytestmark = pytest.mark.usefixtures("needs_probe")
 
 TARGET = """
@@ -133,6 +135,54 @@ def test_nothing_is_written_while_a_thread_stands_in_the_way(target):
     assert tracing._in_the_way(stopped, [everywhere])
     with pytest.raises(tracing.TracingRefused, match="never left"):
         tracing.apply(target.pid, [everywhere], attempts=3)
+
+
+INTERRUPTED = """
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static void handler(int number) {
+    char big[3000], line;
+    memset(big, number, sizeof big);
+    __asm__ volatile("" ::"r"(big) : "memory");
+    write(1, "inside\\n", 7);
+    read(0, &line, 1);
+}
+void trap(void);
+__asm__("trap: int3\\n nop\\n nop\\n nop\\n nop\\n ret\\n");
+int main(void) {
+    long raw[4];
+    signal(SIGTRAP, handler);
+    syscall(13, SIGTRAP, 0, raw, 8); /* as the kernel has it: handler, flags, restorer, mask */
+    printf("%ld %ld\\n", (long)trap, raw[2]), fflush(stdout);
+    trap();
+    write(1, "out\\n", 4);
+    return (int)read(0, &raw, 1);
+}
+"""
+
+
+def test_a_place_that_a_signal_has_interrupted_is_one_that_is_come_back_to(tmp_path):
+    source = tmp_path / "interrupted.c"
+    source.write_text(INTERRUPTED)
+    binary = compiled(source, tmp_path / "interrupted", "-w")
+    process = subprocess.Popen([str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        trap, restorer = (int(x) for x in process.stdout.readline().split())
+        assert process.stdout.readline() == "inside\n"
+        code, moved = [(trap, 6)], tracing.Patch("trap", trap, b"", b"", 5)
+        assert not tracing.revert(process.pid, [], code, lambda: 0, 0.05, [restorer])[1]
+        with pytest.raises(tracing.TracingRefused, match="never left"):
+            tracing.apply(process.pid, [moved], [restorer], attempts=3)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "out\n"
+        assert tracing.revert(process.pid, [], code, lambda: 0, 0.05, [restorer])[1]
+        tracing.apply(process.pid, [moved], [restorer], attempts=3)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_carrier_is_a_thread_that_waits(target):
