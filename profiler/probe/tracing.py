@@ -63,8 +63,8 @@ class Stopped:
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # tid -> (instruction, stack pointer)
     signals: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
-    stacks: dict[int, bytes] = field(default_factory=dict)  # as `_look` has them
     interrupted: dict[int, list[int]] = field(default_factory=dict)  # where it goes on after signal handlers
+    inside: set[int] = field(default_factory=set)  # threads that are in the code that was asked about, or return to it
     began: float = 0.0
     seconds: float = 0.0
 
@@ -192,11 +192,13 @@ def _first_in_line() -> Iterator[None]:
 
 
 @contextmanager
-def standstill(pid: int, memory: int | None = None, restorers: Sequence[int] = ()) -> Iterator[Stopped]:
+def standstill(
+    pid: int, memory: int | None = None, restorers: Sequence[int] = (), code: Sequence[tuple[int, int]] = ()
+) -> Iterator[Stopped]:
     """Stop every thread of `pid` for the body of the `with`. Raises `TracingRefused`.
 
-    With its `memory`, open, stacks are read as well; with `restorers`, where signal handlers return to, so are the
-    places that signals have interrupted.
+    With its `memory`, open, stacks are read as well: for the places that signals have interrupted, known by
+    `restorers`, where handlers return to; and for threads inside of `code` (address, size).
 
     Threads in an uninterruptible wait of the kernel's (a device driver's) are in `late`: they will stop on their way
     out of it, before they execute another instruction of their program.
@@ -204,18 +206,23 @@ def standstill(pid: int, memory: int | None = None, restorers: Sequence[int] = (
     The threads that have used most processor time stand the shortest: of some hundred threads most only ever wait.
     """
     stopped = Stopped(pid)
+
+    def look() -> None:
+        if memory is not None:
+            _look(stopped, memory, restorers, code)
+
     with _first_in_line():
-        yield from _stand_still(stopped, memory, restorers)
+        yield from _stand_still(stopped, look)
 
 
-def _stand_still(stopped: Stopped, memory: int | None, restorers: Sequence[int]) -> Iterator[Stopped]:
+def _stand_still(stopped: Stopped, look: Callable[[], None]) -> Iterator[Stopped]:
     seized: set[int] = set()
     order: list[int] = []  # the busiest last
     try:
         _seize_all(stopped, seized)
         order = sorted(seized, key=lambda tid: _ran(stopped.pid, tid))
         _stop(stopped, order[:-_BUSY])
-        _look(stopped, memory, restorers)
+        look()  # at those that only wait, before the busy ones have to stop too
         stopped.began = time.monotonic()
         _stop(stopped, order[-_BUSY:])
         for _ in range(8):  # threads made by one that was not yet stopped
@@ -225,19 +232,26 @@ def _stand_still(stopped: Stopped, memory: int | None, restorers: Sequence[int])
                 break
             order += seized - before
             _stop(stopped, seized - before)
-        _look(stopped, memory, restorers)
+        look()
         yield stopped
     finally:
         _release(stopped, [*reversed(order), *seized.difference(order)])
 
 
-def _look(stopped: Stopped, memory: int | None, restorers: Sequence[int]) -> None:
-    """Read the stacks of those that stand: of the many that only wait, before the busy ones are stopped too."""
-    if memory is None:
-        return
-    for tid in stopped.places.keys() - stopped.stacks.keys():
-        stopped.stacks[tid] = stack = _stack(memory, tid, stopped.places[tid][1])
-        stopped.interrupted[tid] = list(_interrupted(stack, restorers))
+def _look(stopped: Stopped, memory: int, restorers: Sequence[int], code: Sequence[tuple[int, int]]) -> None:
+    """Read the stacks of those that stand and have not been looked at."""
+
+    def ours(address: int) -> bool:
+        return any(start <= address < start + size for start, size in code)
+
+    for tid in stopped.places.keys() - stopped.interrupted.keys():
+        rip, rsp = stopped.places[tid]
+        stack = _stack(memory, tid, rsp)
+        stopped.interrupted[tid] = interrupted = list(_interrupted(stack, restorers))
+        top = stack[8 : 8 + _TOP_BYTES] if code else b""
+        words = (word for (word,) in struct.iter_unpack("<Q", top[: len(top) // 8 * 8]))
+        if ours(rip) or any(map(ours, interrupted)) or any(map(ours, words)):
+            stopped.inside.add(tid)
 
 
 def _stack(memory: int, tid: int, rsp: int) -> bytes:
@@ -372,11 +386,11 @@ def revert(
     memory = _memory(pid)
     longest, deadline = 0.0, time.monotonic() + seconds
     try:
-        with standstill(pid, memory, restorers) as stopped:
+        with standstill(pid, memory, restorers, code) as stopped:
             for patch in patches:
                 if os.pread(memory, len(patch.after), patch.address) == patch.after:
                     os.pwrite(memory, patch.before, patch.address)
-            free = not _on_the_way(stopped, code)
+            free = not stopped.inside
         longest = stopped.seconds
         while not free or inside():
             if time.monotonic() > deadline:
@@ -384,22 +398,9 @@ def revert(
             time.sleep(0.005)
             if inside():
                 continue
-            with standstill(pid, memory, restorers) as stopped:
-                free = not _on_the_way(stopped, code)
+            with standstill(pid, memory, restorers, code) as stopped:
+                free = not stopped.inside
             longest = max(longest, stopped.seconds)
         return longest, True
     finally:
         os.close(memory)
-
-
-def _on_the_way(stopped: Stopped, code: list[tuple[int, int]]) -> bool:
-    def ours(address: int) -> bool:
-        return any(start <= address < start + size for start, size in code)
-
-    for tid, (rip, _) in stopped.places.items():
-        top = stopped.stacks[tid][8 : 8 + _TOP_BYTES]
-        if ours(rip) or any(map(ours, stopped.interrupted[tid])):
-            return True
-        if any(ours(word) for (word,) in struct.iter_unpack("<Q", top[: len(top) // 8 * 8])):
-            return True
-    return False
