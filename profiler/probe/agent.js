@@ -21,6 +21,7 @@ let module_ = null; // the compiled hooks
 let inside = null;
 let hooks = []; // {name, target, before, after, length}
 let deleteKey = null;
+let seen = null; // where the helper notes that it has seen that nobody is in the code
 const slots = []; // [address, size] of the blocks of slots; memory of ours lives as long as something refers to it
 let allocated = null;
 
@@ -286,7 +287,9 @@ function leave() {
   restore();
   const usleep = libc('usleep', 'int', ['uint']);
   for (let waited = 0; inside !== null && inside() > 0 && waited < 20000; waited++) usleep(1000);
-  usleep(500000); // what counts before a wrapper has said that it entered, or after it has said that it left
+  // Unless the helper has seen that nobody is in the code: what runs before a wrapper has said that it entered, or after it
+  // has said that it left.
+  if (seen !== null && seen.readU8() === 0) usleep(500000);
   if (deleteKey !== null) deleteKey();
   deleteKey = null;
 }
@@ -372,11 +375,13 @@ rpc.exports = {
     at('hip_major').writeS64(hipMajor(request.libraries, request.hip_major));
     found.forEach((hook, i) => at('entries').add(request.offsets.entry_size * i).writeByteArray(hook.entry));
     module_ = compile(request.source, arena, found);
+    seen = Memory.alloc(8);
     const missing = place(found, arena, request.offsets, threadLocal(key));
     return {
       hooks: hooks.map((h) => [h.name, h.index, h.target.toString(), h.before, h.after, h.length]),
       names: found.map((h) => h.name),
       missing,
+      seen: seen.toString(),
       code: [...slots, [module_.__start_text, module_.__stop_text.sub(module_.__start_text).toInt32()]].map(
         ([base, size]) => [base.toString(), size]
       ),

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ class Helper:
         self.patches: list[tracing.Patch] = []
         self.code: list[tuple[int, int]] = []
         self.restorers: list[int] = []  # where signal handlers of the target return to
+        self.seen = 0  # the byte by which the agent learns that nobody is in the code any more
 
     # ------------------------------------------------------------- requests
 
@@ -97,6 +98,7 @@ class Helper:
             for name, _, at, before, after, length in made["hooks"]
         ]
         self.code = [(int(base, 16), size) for base, size in made["code"]]
+        self.seen = int(made["seen"], 16)
         if not self.patches:
             return {"names": [], "missing": made["missing"], "pause_ms": 0.0, "callbacks": {}}
         self.restorers = [int(at, 16) for at in self.script.exports_sync.restorers()]
@@ -131,6 +133,7 @@ class Helper:
             self.patches = []
         with self._patience():
             if free:
+                self._tell_that_nobody_is_inside()
                 self.script.unload()
             else:  # a thread sits in a wait that we entered before it: the code has to outlive us
                 self.script.eternalize()
@@ -139,6 +142,11 @@ class Helper:
             self._wait_for_frida()
         self._wait_for_the_agent()
         return {"pause_ms": pause * 1e3, "free": free}
+
+    def _tell_that_nobody_is_inside(self) -> None:
+        if self.seen:
+            with suppress(OSError):  # the target has just ended
+                self.poke({"at": self.seen, "data": "01"})
 
     def _hang_up(self) -> None:
         """End the session by closing our end of the agent's connection, as our death would.
