@@ -126,6 +126,11 @@ class Choice(NamedTuple):
     def persistent(self) -> bool:
         return self.splits == 0
 
+    @property
+    def kernel(self) -> str:
+        """Its name in reports."""
+        return "persistent" if self.persistent else f"{self.splits} splits"
+
 
 def fixed_us(shape: Shape, splits: int, times: Times | None = None) -> float:
     """Microseconds of a layer with `splits` equal parts a request. `shape.copies` is 1."""

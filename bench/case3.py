@@ -105,28 +105,22 @@ def compare(rows: list[dict[str, Any]], num_cu: int) -> dict[str, Any]:
     times = model.measured()
     for row in rows:
         choice = model.choose(fit_times.shape_of(row, num_cu))
-        splits = min(row["fixed_us"], key=lambda name: row["fixed_us"][name])
-        persistent, fixed = row["persistent_us"], row["fixed_us"][splits]
-        chosen = persistent if choice.persistent else row["fixed_us"][_key(row, choice.splits)]
+        us = fit_times.timings(row)
+        splits = min((known for known in us if known), key=lambda known: us[known])
+        persistent, fixed, chosen = us[0], us[splits], us[choice.splits]
         regret = chosen / min(persistent, fixed) - 1
-        kernel = "persistent" if choice.persistent else f"{choice.splits} splits"
         found.append(
             {name: row[name] for name in ("lengths", "batch", "heads", "query_len")}
             | {
                 "persistent_ms": round((persistent * LAYERS + row["scheduler_us"]) / 1e3, 4),
                 "fixed_ms": round(fixed * LAYERS / 1e3, 4),
-                "fixed_splits": int(splits),
-                "route": kernel,
+                "fixed_splits": splits,
+                "route": choice.kernel,
                 "route_ms": round((chosen * LAYERS + row["scheduler_us"] * choice.persistent) / 1e3, 4),
                 "route_off_by": round(regret, 4),
                 "block_timed": model.block_rows(row["heads"] * row["query_len"]) in times.blocks,
             }
         )
         if regret > fit_times.TOLERANCE and found[-1]["block_timed"]:
-            misses.append((f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}", kernel, regret))
+            misses.append((f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}", choice.kernel, regret))
     return {"layers": LAYERS, "kernels": found, "misses": misses, "route_data": times.device}
-
-
-def _key(row: dict[str, Any], splits: int) -> Any:
-    """Splits as this row names them: numbers in this process, text once it was a file."""
-    return splits if splits in row["fixed_us"] else str(splits)

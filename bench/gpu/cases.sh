@@ -4,11 +4,7 @@
 # Then the kernels' numerics, under compute-sanitizer where the machine has one (not with SANITIZER=0). Usage: cases.sh [more arguments of cases.py]
 set -u
 mkdir -p /tmp/link && ln -sfn "$PWD" /tmp/link/syncfree
-for source in planner/schedules/_native planner/_rows backends/_mla_context; do # ours as it is installed: compiled
-    cc -O2 -shared -fPIC -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" "$source.c" \
-        -o "$source$(python3 -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" 2>/dev/null ||
-        echo "not compiled, its NumPy twin serves: $source"
-done
+bash bench/gpu/compile.sh planner/schedules/_native planner/_rows backends/_mla_context
 KIT=.kit source .kit/enter.sh
 export PYTHONPATH=/tmp/link:$PYTHONPATH SYNCFREE_RELEASED=$PWD/.pack VLLM_LOGGING_LEVEL=ERROR
 timeout 400 python3 bench/cases.py --out "$OUT" --seconds 260 "$@" | tee "$OUT/cases.log"; rc=${PIPESTATUS[0]}

@@ -204,7 +204,7 @@ def regrets(rows: Iterable[dict[str, Any]], times: Times) -> Iterator[tuple[str,
         timed = timings(row)
         name = f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}"
         us = timed.get(choice.splits, float("inf"))  # one that did not fit the device's memory
-        yield name, "persistent" if choice.persistent else f"{choice.splits} splits", us / min(timed.values()) - 1
+        yield name, choice.kernel, us / min(timed.values()) - 1
 
 
 def told(found: list[tuple[str, str, float]], what: str) -> int:
@@ -239,7 +239,7 @@ def worst(found: list[tuple[str, str, float]], rows: list[dict[str, Any]], times
             f"{predicted(rows[index], splits, times):.1f} us, was {timed.get(splits, 0):.1f}"
             for splits in (chosen, best)
         ]
-        other = f"{best} splits" if best else "persistent"
+        other = model.Choice(best, timed[best]).kernel
         print(f"  {name}: {kernel} (expected {us[0]}) is {regret:.1%} slower than {other} (expected {us[1]})")
 
 

@@ -4,11 +4,7 @@
 # bench/gpu_vllm in .kit/). Usage: [SEEDS=11,12] route.sh [--seconds 240]
 set -u
 mkdir -p "$OUT" /tmp/link && ln -sfn "$PWD" /tmp/link/syncfree
-for source in planner/schedules/_native planner/_rows; do # ours as it is installed: compiled
-    cc -O2 -shared -fPIC -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" "$source.c" \
-        -o "$source$(python3 -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" 2>/dev/null ||
-        echo "not compiled, its NumPy twin serves: $source"
-done
+bash bench/gpu/compile.sh planner/schedules/_native planner/_rows
 [ -f .kit/enter.sh ] && KIT=.kit source .kit/enter.sh
 export PYTHONPATH=/tmp/link:${PYTHONPATH:-}
 seeds=${SEEDS:-11,12}

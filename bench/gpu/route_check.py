@@ -57,17 +57,17 @@ def drawn(seed: int) -> Iterator[Drawn]:
 
 def judged(row: dict[str, Any], lens: np.ndarray, num_cu: int) -> dict[str, Any]:
     """The choice on a timed shape, and how much slower than the best it is; None where the choice was not timed."""
+    import fit_times
     from syncfree.backends import mla_decode_times as model
 
     choice = model.choose(model.Shape(lens, row["query_len"], row["heads"], num_cu))
-    fixed = {int(splits): us for splits, us in row["fixed_us"].items()}
-    us = row["persistent_us"] if choice.persistent else fixed.get(choice.splits)
-    best = min(row["persistent_us"], *fixed.values())
+    timed = fit_times.timings(row)
+    us, best = timed.get(choice.splits), min(timed.values())
     return {
         "shape": row["lengths"],
         "heads": row["heads"],
         "query_len": row["query_len"],
-        "choice": "persistent" if choice.persistent else f"{choice.splits} splits",
+        "choice": choice.kernel,
         "expected_us": round(choice.us, 1),
         "us": us,
         "best_us": best,

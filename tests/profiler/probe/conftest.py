@@ -1,6 +1,7 @@
 """A driver that does nothing, compiled here, and processes that call it."""
 
 import ctypes
+import json
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,11 @@ def run(needs_probe, fake_cuda):
         return done.stdout
 
     return run_code
+
+
+def answer(text):
+    """What a process has printed last, as JSON."""
+    return json.loads(text.strip().splitlines()[-1])
 
 
 WITHOUT_ATTACHING = ("test_layout.py", "test_rule.py", "test_permission.py")

@@ -1,6 +1,6 @@
 """Hooks on a driver that does nothing: what is counted, named and left behind."""
 
-import json
+from .conftest import answer
 
 HOOKED = """
 from syncfree.profiler.collectors.probe import ProbeCollector
@@ -15,10 +15,6 @@ def told(counters):
     return {n: getattr(counters, n) for n in counters.__struct_fields__ if getattr(counters, n) and n != "blocked_ns"}
 probe = ProbeCollector()
 """
-
-
-def answer(text):
-    return json.loads(text.strip().splitlines()[-1])
 
 
 def test_every_entry_point_is_counted_once_and_gets_its_arguments(run):

@@ -1,8 +1,8 @@
 """Launches that are counted without a call: the same as by the wrappers, whatever comes in between."""
 
-import json
-
 import pytest
+
+from .conftest import answer
 
 RANDOM = """
 import random, threading
@@ -60,10 +60,6 @@ print(json.dumps([first, right, counters, probe.api, syncs]))
 """
 QUICK, WRAPPER = "644c", "ff25"  # mov r11, fs:[...]; jmp [rip]
 KEYS = [0, 32, 200]  # glibc keeps the values of the first 32 in one place, of others in another
-
-
-def answer(text):
-    return json.loads(text.strip().splitlines()[-1])
 
 
 @pytest.mark.parametrize("seed", range(4))
