@@ -33,7 +33,12 @@ class Terminal:
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
         variables |= {"TERM": "xterm-256color", **environment}
-        self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=variables)
+        # A shell gives Ctrl-C its meaning back where it was ignored, as it is in a run that was started with nohup.
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=variables)
+        finally:
+            signal.signal(signal.SIGINT, before)
         os.close(inner)
         self.data = b""
 
