@@ -35,8 +35,12 @@ def is_foreign(file: str) -> bool:
 
 def capture(skip: int = 1) -> tuple[Frame, ...]:
     """The calling thread's Python stack, innermost first, at most `MAX_DEPTH` frames; source lines not read yet."""
+    return stack_of(sys._getframe(skip))
+
+
+def stack_of(frame: FrameType | None) -> tuple[Frame, ...]:
+    """`frame` and its callers, likewise."""
     frames: list[Frame] = []
-    frame: FrameType | None = sys._getframe(skip)
     while frame is not None and len(frames) < MAX_DEPTH:
         code = frame.f_code
         frames.append(Frame(code.co_filename, frame.f_lineno, code.co_qualname))

@@ -32,20 +32,20 @@ _LOOK_SECONDS = 0.5
 class BroughtProbe(ProbeCollector):
     """Counts through hooks that somebody outside put in: they count from then on, a recording takes its share."""
 
-    def __init__(self, arena: layout.Arena, names: list[str], missing: list[str], walker: int) -> None:
+    def __init__(self, arena: layout.Arena, names: list[str], missing: list[str], walkers: tuple[int, int]) -> None:
         super().__init__()
-        self._brought = (arena, names, missing, walker)
+        self._brought = (arena, names, missing, walkers)
         self._calls_before: list[int] = []
 
     def start(self) -> None:
-        arena, names, missing, walker = self._brought
+        arena, names, missing, walkers = self._brought
         self.__init__(*self._brought)  # type: ignore[misc]
         self._pid = os.getpid()
         self._arena = arena
         self._decoder = Decoder(names, arena.peek)
         if missing:
             self._note("blind", f"not hooked, too short: {', '.join(missing)}")
-        self._calibrate(walker)
+        self._calibrate(*walkers)
         layout.take_records(arena.peek, arena.poke)  # from before this recording
         self._calls_before = layout.calls(arena.peek, len(names))
 
@@ -53,6 +53,7 @@ class BroughtProbe(ProbeCollector):
         arena = self._arena
         if arena is None or os.getpid() != self._pid:
             return
+        layout.set_step_thread(arena.poke, 0, 0, 0)
         names = self._brought[1]
         self._last = self._read()
         self._take_records()
@@ -177,11 +178,11 @@ def _threads_inside(arena: layout.Arena) -> bool:
     return any(depth != bytes(8) for depth in depths)
 
 
-def use_hooks(names: list[str], missing: list[str], walker: int) -> dict[str, Any]:
+def use_hooks(names: list[str], missing: list[str], walkers: list[int]) -> dict[str, Any]:
     """The hooks are in: recordings count through them from now on."""
     arena = _arena
     assert arena is not None
-    collectors.brought = lambda: BroughtProbe(arena, names, missing, walker)
+    collectors.brought = lambda: BroughtProbe(arena, names, missing, (walkers[0], walkers[1]))
     return {}
 
 

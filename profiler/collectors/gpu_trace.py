@@ -16,6 +16,7 @@ from ...errors import Unreachable
 from ..calls import Call, Direction, Frame, Role, Wait
 from ..report import Note
 from ..sites import capture
+from ..waiting import StepThread
 from .base import Counters
 from .transfers import TensorWrappers
 
@@ -36,6 +37,7 @@ class GpuTraceCollector:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
+        self._step_thread = StepThread()
         self._wrappers = TensorWrappers(self._silent)
         self._broken: str | None = None
 
@@ -65,6 +67,7 @@ class GpuTraceCollector:
             self._wrappers.remove()
 
     def mark(self, now_ns: int) -> Counters | None:
+        self._step_thread.is_this()
         return None
 
     def drain(self) -> list[Call]:
@@ -89,12 +92,13 @@ class GpuTraceCollector:
                 wait=_MODULES[what] if explicit else None,
                 direction=None,
                 blocking=not explicit,
-                stack=stack,
+                stack=self._step_thread.logical(stack),
             )
         )
 
     def _silent(self, call: Call) -> None:
         if call.direction is Direction.D2H:
+            call.stack = self._step_thread.logical(call.stack)
             self._calls.append(call)
 
 

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 
 from ...errors import Unreachable
 from .. import sites
@@ -27,6 +28,8 @@ from .base import Counters
 MAX_CALLS = 1_000_000  # sync calls kept with their stacks; counting goes on beyond
 _DRAIN_AT = layout.RING // 2
 _LIBRARIES = tuple(prefix for vendor in VENDORS.values() for prefix in vendor.libraries)
+_TRIAL_SECONDS = 1.0
+_thread_state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_Get", ctypes.pythonapi))
 _keep: list[layout.Arena] = []  # arenas that a thread may still write to
 
 
@@ -50,6 +53,7 @@ class ProbeCollector:
         self._notes: list[Note] = []
         self._pid = 0
         self._last = Counters()
+        self._step_thread = 0  # which one `mark` was called by, as the arena has it
         self.api: dict[str, int] | None = None  # calls by entry point, once stopped
         self.pause_ms = 0.0  # how long our busiest threads stood still while hooks were written
         self.attach_seconds = 0.0
@@ -84,12 +88,13 @@ class ProbeCollector:
         self._decoder = Decoder(installed.names, self._arena.peek)
         if installed.missing:
             self._note("blind", f"not hooked, too short: {', '.join(installed.missing)}")
-        self._calibrate(installed.callbacks["stack"])
+        self._calibrate(installed.callbacks["stack"], installed.callbacks["waiter"])
         atexit.register(self.stop)
 
-    def _calibrate(self, walker: int) -> None:
-        """Let the hooks read Python frames, after a trial walk has found what `sys._getframe` finds."""
+    def _calibrate(self, walker: int, waiter: int) -> None:
+        """Let the hooks read Python frames, after trial walks have found what `sys._getframe` finds."""
         assert self._arena is not None
+        self._step_thread = 0
         try:
             layout.set_python(self._arena.poke, frames.calibrate(), sites.OWN, sites.STDLIB)
             if not _walk_matches(walker, self._arena):
@@ -97,6 +102,11 @@ class ProbeCollector:
         except (frames.LayoutUnknown, OSError) as error:  # a process that changed its user may not read itself
             self._arena.poke(layout.OFFSETS["python"], bytes(8))
             self._note("blind", f"syncs have no stacks here: {error}")
+            return
+        if not _waiter_matches(waiter, self._arena):
+            self._arena.poke(layout.OFFSETS["python"] + 8 * layout.PYTHON.index("others"), bytes(8))
+            text = "waits of helper threads in which no frame is the program's have no line of the program's here"
+            self._note("blind", f"{text}: the frames of a thread that waits for them cannot be read")
 
     def stop(self) -> None:
         """Take the hooks out and let the helper end."""
@@ -108,6 +118,7 @@ class ProbeCollector:
             self._attachment = self._arena = None
             _keep.append(arena)
             return
+        layout.set_step_thread(arena.poke, 0, 0, 0)
         died = not attachment.alive
         self._last = self._read()
         self._take_records()
@@ -141,6 +152,8 @@ class ProbeCollector:
         arena = self._arena
         if arena is None:
             return self._last
+        if threading.get_native_id() != self._step_thread:
+            self._step_thread = _steps_here(arena)
         if arena.pending() > _DRAIN_AT:
             self._take_records()
         return self._read()
@@ -249,6 +262,38 @@ def _walk_matches(walker: int, arena: layout.Arena) -> bool:
     names = layout.code_names(arena.peek)
     walked = [(*(names(code) or ("", "")), line) for code, line in layout.FRAME.iter_unpack(buffer.raw[: 8 * found])]
     return walked == wanted[: layout.MAX_FRAMES]
+
+
+def _steps_here(arena: layout.Arena) -> int:
+    """Make the calling thread the step's own: a helper thread's wait may be blamed on the line that waits for it."""
+    native = threading.get_native_id()
+    layout.set_step_thread(arena.poke, _thread_state() or 0, threading.get_ident(), native)
+    return native
+
+
+def _waiter_matches(waiter: int, arena: layout.Arena) -> bool:
+    """A trial: a thread reads the frames of this one, which waits for it, and finds them and their lines right."""
+    buffer = ctypes.create_string_buffer(layout.FRAME.size * layout.MAX_FRAMES)
+    walk = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(waiter)  # calls it without the GIL
+    address, found = ctypes.addressof(buffer), [0]
+
+    def look() -> None:
+        deadline = time.monotonic() + _TRIAL_SECONDS
+        while not found[0] and time.monotonic() < deadline:  # until this thread has got to where it waits
+            found[0] = walk(address, layout.MAX_FRAMES)
+
+    thread = threading.Thread(target=look, name="syncfree-trial", daemon=True)
+    _steps_here(arena)
+    try:
+        thread.start()
+        wanted = (thread.join(), frames.expected())[1]  # type: ignore[func-returns-value]
+    finally:
+        layout.set_step_thread(arena.poke, 0, 0, 0)
+    names = layout.code_names(arena.peek)
+    read = layout.FRAME.iter_unpack(buffer.raw[: layout.FRAME.size * found[0]])
+    walked = [(*(names(code) or ("", "")), line) for code, line in read]
+    inside = next((k for k, frame in enumerate(walked) if frame == wanted[0]), 0)
+    return inside > 0 and walked[inside:] == wanted[: layout.MAX_FRAMES - inside]
 
 
 def _torch_vendor() -> str | None:

@@ -19,6 +19,7 @@ from ...errors import Unreachable
 from ..calls import Call, Direction, Role
 from ..report import Note
 from ..sites import blamed, capture
+from ..waiting import StepThread
 from .base import Counters
 
 STAGED_BELOW = 4 << 20  # bytes
@@ -137,6 +138,7 @@ class TransfersCollector:
     blind = "everything but copies by Tensor.copy_, .to, .cpu and .cuda that wait although non_blocking was asked for"
 
     def __init__(self) -> None:
+        self._step_thread = StepThread()
         self._wrappers = TensorWrappers(self._saw)
         self._found: Counter[tuple[str, str, int]] = Counter()
 
@@ -151,11 +153,12 @@ class TransfersCollector:
         self._wrappers.remove()
 
     def _saw(self, call: Call) -> None:
-        frame = blamed(call.stack)
+        frame = blamed(self._step_thread.logical(call.stack))
         if frame is not None:
             self._found[str(call.direction), frame.file, frame.line] += 1
 
     def mark(self, now_ns: int) -> Counters | None:
+        self._step_thread.is_this()
         return None
 
     def drain(self) -> list[Call]:

@@ -207,7 +207,7 @@ function relocate(hook, at, room) {
 function compile(source, arena, found) {
   const wrappers = found.map((hook, i) => `${hook.hot ? 'LAUNCH' : 'CALL'}_WRAPPER(${i})`);
   const symbols = { arena };
-  for (const name of ['pthread_getspecific', 'pthread_setspecific', 'clock_gettime', 'syscall']) {
+  for (const name of ['pthread_getspecific', 'pthread_setspecific', 'clock_gettime', 'syscall', '__errno_location']) {
     symbols[name] = Module.getGlobalExportByName(name);
   }
   const built = new CModule(source + '\n' + wrappers.join('\n') + '\n', symbols);
@@ -388,7 +388,8 @@ rpc.exports = {
     };
   },
   callbacks() {
-    return { stack: module_.probe_stack.toString(), inside: module_.probe_inside.toString() };
+    const { probe_stack: stack, probe_inside: its, probe_waiter: waiter } = module_;
+    return { stack: stack.toString(), inside: its.toString(), waiter: waiter.toString() };
   },
   inside() {
     return inside === null ? 0 : inside();

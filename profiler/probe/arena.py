@@ -24,18 +24,21 @@ COUNTERS = (
     "d2h h2d stream device event memset copy maybe copies_d2h copies_h2d copies_d2d copies_unknown "
     "bytes_d2h bytes_h2d kernels graphs captured blocked_ns"
 ).split()
-PAIRED, COPY_NOTED, BROKEN, BIG_PAGEABLE, LOOP, BLOCKING = 1, 2, 4, 8, 16, 32
+PAIRED, COPY_NOTED, BROKEN, BIG_PAGEABLE, LOOP, BLOCKING, JOINED = 1, 2, 4, 8, 16, 32, 64
 PREFIX = 256
 
 _WORDS = [
     *("magic", "size", *COUNTERS, "polls", "captures", "ring_head", "ring_tail", "ring_dropped"),
     *("threads_used", "threads_lost", "codes_used", "pool_used", "codes_lost", "pid", "hip_major", "key"),
     *("is_capturing", "is_capturing_per_thread", "pointer_attribute", "peek_error", "clear_error"),
+    *("step_state", "step_ident", "step_native"),
 ]
 PYTHON = (
     "ready this_thread_state addr2line initialized frame indirect f_code f_previous f_instruction shim_code "
     "code_bytecode code_file code_name text_length text_state text_ascii_bit text_kind_shift "
-    "text_ascii_data text_wide_data"
+    "text_ascii_data text_wide_data "
+    "others thread_ident frame_bytes code_bytes code_lines code_first_line bytes_length bytes_data type_at "
+    "code_type text_type bytes_type"
 ).split()
 
 ENTRY = struct.Struct("7B7b")
@@ -121,6 +124,14 @@ def set_python(poke: Poke, words: dict[str, int], own: tuple[str, ...], stdlib: 
         if index != ready:
             poke(OFFSETS["python"] + 8 * index, (int(words[name]) & (2**64 - 1)).to_bytes(8, "little"))
     poke(OFFSETS["python"] + 8 * ready, (1).to_bytes(8, "little"))
+
+
+def set_step_thread(poke: Poke, state: int, ident: int, native: int) -> None:
+    """Whose steps they are: its PyThreadState, `threading.get_ident()` and `get_native_id()`; zeros for nobody's."""
+    set_word(poke, "step_state", 0)  # a hook that reads half of it finds numbers that do not belong together
+    set_word(poke, "step_ident", ident)
+    set_word(poke, "step_native", native)
+    set_word(poke, "step_state", state)
 
 
 def calls(peek: Peek, entries: int) -> list[int]:

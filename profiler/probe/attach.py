@@ -49,7 +49,7 @@ class Installed(msgspec.Struct, frozen=True):
     names: list[str]  # by entry number
     missing: list[str]  # found, but too short to hook
     pause_ms: float
-    callbacks: dict[str, int]  # addresses, in the target, of the compiled `probe_stack` and `probe_inside`
+    callbacks: dict[str, int]  # addresses, in the target, of the compiled `probe_stack`, `probe_inside`, `probe_waiter`
 
 
 class _Silence(Unreachable):

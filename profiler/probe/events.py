@@ -13,6 +13,7 @@ from .arena import (
     BROKEN,
     COPY_NOTED,
     FRAME,
+    JOINED,
     LOOP,
     PAIRED,
     RECORD,
@@ -36,7 +37,7 @@ class Decoder:
         self._names = names
         self._code = code_names(peek)
         self._stacks: dict[bytes, Stack] = {}
-        self._copied: set[int] = set()  # threads whose last call handed over is a copy
+        self._copied: dict[int, Call] = {}  # by thread, where the last call handed over is a copy
         self.blind: dict[tuple[str, Stack], int] = {}  # waits that are no syncs: (what, where) -> times
 
     def decode(self, records: Iterable[bytes]) -> list[Call]:
@@ -75,9 +76,9 @@ class Decoder:
         if tid in self._copied and flags & BROKEN and not flags & PAIRED:
             breaker = self._names[broken_by]
             calls.append(Call(api=breaker, role=Role.LAUNCH, ts_ns=ts - 1, dur_ns=0, thread=tid))
-        self._copied.discard(tid)
-        if api.role is Role.COPY:
-            self._copied.add(tid)
+        before = self._copied.pop(tid, None)
+        if before is not None and flags & COPY_NOTED and flags & JOINED:
+            before.stack = stack  # the pair is one by what its own thread did; both are blamed on who waits for it
         if flags & PAIRED and not flags & COPY_NOTED:
             calls.append(
                 Call(
@@ -92,18 +93,19 @@ class Decoder:
                 )
             )
         copied = api.role is Role.COPY
-        calls.append(
-            Call(
-                api=name,
-                role=api.role,
-                ts_ns=ts,
-                dur_ns=dur,
-                thread=tid,
-                wait=api.wait,
-                direction=_DIRECTIONS[direction] if copied else None,
-                nbytes=nbytes if copied else None,
-                pageable=True if copied and not flags & BLOCKING else None,
-                blocking=bool(flags & BLOCKING) if copied else api.blocking,
-                stack=stack,
-            )
+        call = Call(
+            api=name,
+            role=api.role,
+            ts_ns=ts,
+            dur_ns=dur,
+            thread=tid,
+            wait=api.wait,
+            direction=_DIRECTIONS[direction] if copied else None,
+            nbytes=nbytes if copied else None,
+            pageable=True if copied and not flags & BLOCKING else None,
+            blocking=bool(flags & BLOCKING) if copied else api.blocking,
+            stack=stack,
         )
+        calls.append(call)
+        if copied:
+            self._copied[tid] = call

@@ -15,6 +15,7 @@ import functools
 import os
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 
@@ -216,6 +217,76 @@ def _state_layout(memory: _Memory) -> dict[str, int]:
     return {"frame": path[0][0], "indirect": path[0][1]}
 
 
+_OTHERS = (
+    "others thread_ident frame_bytes code_bytes code_lines code_first_line bytes_length bytes_data type_at "
+    "code_type text_type bytes_type"
+).split()
+_FRAME_BYTES, _CODE_BYTES = 128, 384  # what the hooks have room for
+
+
+def _others_layout(memory: _Memory, layout: dict[str, int]) -> dict[str, int]:
+    """What reading another thread's frames needs besides (see waiter.c); all 0 where it cannot be done here."""
+    try:
+        if "t" in sys.abiflags:
+            raise LayoutUnknown("without a GIL objects are laid out in another way")
+        found = {**_thread_layout(memory), **_lines_layout(memory), **_types_layout(memory)}
+    except LayoutUnknown:
+        return dict.fromkeys(_OTHERS, 0)
+    found["frame_bytes"] = 8 + max(layout[name] for name in ("f_code", "f_previous", "f_instruction"))
+    found["code_bytes"] = 8 + max(
+        found["code_lines"], found["code_first_line"], layout["code_file"], layout["code_name"]
+    )
+    fits = found["frame_bytes"] <= _FRAME_BYTES and found["code_bytes"] <= _CODE_BYTES and found["bytes_data"] <= 64
+    return {**found, "others": int(fits)}
+
+
+def _thread_layout(memory: _Memory) -> dict[str, int]:
+    function = ctypes.pythonapi.PyThreadState_Get
+    function.restype = ctypes.c_void_p
+    words = memory.words(int(function() or 0), 64)
+    numbers = [threading.get_ident(), threading.get_native_id()]
+    at = [8 * k for k in range(len(words) - 1) if words[k : k + 2] == numbers]
+    return {"thread_ident": _only("a thread state's thread", at)}
+
+
+def _lines_layout(memory: _Memory) -> dict[str, int]:
+    samples = [b"line~table" * 3, b"table~of~lines" * 5]
+    raw = [memory.read(id(s), s.__sizeof__()) for s in samples]
+    starts = [r.find(s) for r, s in zip(raw, samples, strict=True)]
+    if starts[0] < 0 or starts[0] != starts[1]:
+        raise LayoutUnknown("cannot find the content of a bytes object")
+    lengths = [
+        k
+        for k in range(0, starts[0], 8)
+        if all(r[k : k + 8] == struct.pack("<q", len(s)) for r, s in zip(raw, samples, strict=True))
+    ]
+    codes = [_lines_layout.__code__.replace(co_firstlineno=line) for line in (0x1234567, 0x89ABCD)]
+    codes[1] = codes[1].replace(co_linetable=bytes([*codes[1].co_linetable[:-1], 0x80]))
+    raw = [memory.read(id(code), CodeType.__basicsize__) for code in codes]
+    tables = [struct.pack("<Q", id(code.co_linetable)) for code in codes]
+    numbers = [struct.pack("<i", code.co_firstlineno) for code in codes]
+    size = len(raw[0])
+    table = [k for k in range(0, size - 7, 8) if [r[k : k + 8] for r in raw] == tables]
+    line = [k for k in range(0, size - 3, 4) if [r[k : k + 4] for r in raw] == numbers]
+    return {
+        "bytes_data": starts[0],
+        "bytes_length": _only("the length of a bytes object", lengths),
+        "code_lines": _only("a code object's lines", table),
+        "code_first_line": _only("a code object's first line", line),
+    }
+
+
+def _types_layout(memory: _Memory) -> dict[str, int]:
+    samples: list[tuple[object, type]] = [(_types_layout.__code__, CodeType), ("text" * 3, str), (b"bytes" * 3, bytes)]
+    at = [8 * k for k in range(4) if all(memory.word(id(sample) + 8 * k) == id(kind) for sample, kind in samples)]
+    return {
+        "type_at": _only("an object's type", at),
+        "code_type": id(CodeType),
+        "text_type": id(str),
+        "bytes_type": id(bytes),
+    }
+
+
 def calibrate() -> dict[str, int]:
     """The words of `arena.PYTHON` for this interpreter. Raises `LayoutUnknown` where something does not fit."""
     if sys.implementation.name != "cpython" or sys.version_info < (3, 11) or sys.maxsize < 2**32:
@@ -233,6 +304,7 @@ def calibrate() -> dict[str, int]:
             return 0
 
         functools.reduce(lambda _, __: outer(), [0, 0])  # through C: a shim frame is then in the chain
+        layout |= _others_layout(memory, layout)
     layout["this_thread_state"] = _address_of("PyGILState_GetThisThreadState")
     layout["addr2line"] = _address_of("PyCode_Addr2Line")
     layout["initialized"] = _address_of("Py_IsInitialized")

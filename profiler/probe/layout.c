@@ -11,6 +11,8 @@ typedef uint64_t u64;
 #define CODES 4096 /* code objects whose names are kept; a power of two */
 #define POOL (1 << 19)
 #define PREFIX 256
+#define FRAME_BYTES 128 /* at most, of a frame and of a code object in front of its instructions */
+#define CODE_BYTES 384
 #define MAGIC 0x31425250434e5953ULL
 
 enum { LAUNCH, GRAPH_LAUNCH, COPY, MEMSET, SYNC, POLL, ALLOC, FREE, OTHER };
@@ -22,7 +24,7 @@ enum {
     C_D2H, C_H2D, C_STREAM, C_DEVICE, C_EVENT, C_MEMSET, C_COPY, C_MAYBE, C_COPIES_D2H, C_COPIES_H2D, C_COPIES_D2D,
     C_COPIES_UNKNOWN, C_BYTES_D2H, C_BYTES_H2D, C_KERNELS, C_GRAPHS, C_CAPTURED, C_BLOCKED_NS, COUNTERS
 };
-enum { PAIRED = 1, COPY_NOTED = 2, BROKEN = 4, BIG_PAGEABLE = 8, LOOP = 16, BLOCKING = 32 };
+enum { PAIRED = 1, COPY_NOTED = 2, BROKEN = 4, BIG_PAGEABLE = 8, LOOP = 16, BLOCKING = 32, JOINED = 64 };
 #define POLLS_MAKE_A_LOOP 8
 #define BIG (4 << 20) /* from here on a pageable host-to-device copy blocks until the device has read it */
 
@@ -74,6 +76,10 @@ typedef struct Python {
     u64 shim_code;                    /* what frames that are no Python code (the border to C) have as their code */
     i64 code_bytecode, code_file, code_name;
     i64 text_length, text_state, text_ascii_bit, text_kind_shift, text_ascii_data, text_wide_data;
+    u64 others;                       /* whether another thread's frames may be read; what follows is for that alone */
+    i64 thread_ident, frame_bytes, code_bytes; /* the numbers of a thread state's thread; what is read of each object */
+    i64 code_lines, code_first_line, bytes_length, bytes_data, type_at;
+    u64 code_type, text_type, bytes_type;
 } Python;
 
 typedef struct Arena {
@@ -89,12 +95,12 @@ typedef struct Arena {
     i64 hip_major;
     u64 key; /* pthread key of the calling thread's slot */
     u64 is_capturing, is_capturing_per_thread, pointer_attribute, peek_error, clear_error;
+    volatile u64 step_state, step_ident, step_native; /* of the step's thread: PyThreadState, pthread_self, gettid; or 0 */
     char own[2][PREFIX], stdlib[PREFIX]; /* path prefixes, for is_foreign; "" = none */
     Python python;
     Entry entries[MAX_ENTRIES];
     u64 original[MAX_ENTRIES];
-    u64 spare[7]; /* threads begin with a cache line */
-    Thread threads[MAX_THREADS];
+    Thread threads[MAX_THREADS]; /* begin with a cache line */
     Code codes[CODES];
     Record ring[RING];
     char pool[POOL];

@@ -11,5 +11,6 @@
 #include "layout.c"
 #include "threads.c"
 #include "stacks.c"
+#include "waiter.c"
 #include "reading.c"
 #include "rule.c"

@@ -53,8 +53,10 @@ static long copy(Thread *t, int i, const long *a) {
     ts = now();
     result = pass(i, a);
     dur = now() - ts;
+    t->pending_blamed = blamed(stack, frames);
     count_copy(&c);
     if (blocking) {
+        flags |= with_waiter(t, stack, &frames);
         add(&arena.counters[sync_counter(c.direction)], 1);
         add(&arena.counters[C_BLOCKED_NS], dur);
     }
@@ -63,7 +65,6 @@ static long copy(Thread *t, int i, const long *a) {
     t->pending = i + 1;
     t->pending_blocking = blocking, t->pending_maybe = maybe, t->pending_direction = c.direction;
     t->pending_ts = ts, t->pending_dur = dur, t->pending_nbytes = c.nbytes;
-    t->pending_blamed = blamed(stack, frames);
     t->broken_by = blocking || maybe ? 0 : i + 1;
     return result;
 }
@@ -81,7 +82,7 @@ static int completes(const Thread *t, const Entry *e, const Frame *stack, int fr
 static long wait(Thread *t, int i, const long *a) {
     const Entry *e = &arena.entries[i];
     Frame stack[MAX_FRAMES];
-    int frames = probe_stack(stack), paired;
+    int frames = probe_stack(stack), paired, flags;
     i64 ts = now(), dur;
     long result = pass(i, a);
     dur = now() - ts;
@@ -95,20 +96,24 @@ static long wait(Thread *t, int i, const long *a) {
     }
     add(&arena.counters[C_BLOCKED_NS], dur);
     if (paired) t->broken_by = 0;
-    note(t, i, paired ? PAIRED : 0, UNKNOWN, 0, ts, dur, stack, frames);
+    flags = (paired ? PAIRED : 0) | with_waiter(t, stack, &frames);
+    note(t, i, flags, UNKNOWN, 0, ts, dur, stack, frames);
     t->pending = 0;
     return result;
 }
 
 static long timed(Thread *t, int i, const long *a, int counter, int blocked) {
     Frame stack[MAX_FRAMES];
-    int frames = probe_stack(stack);
+    int frames = probe_stack(stack), flags = 0;
     i64 ts = now(), dur;
     long result = pass(i, a);
     dur = now() - ts;
     add(&arena.counters[counter], 1);
-    if (blocked) add(&arena.counters[C_BLOCKED_NS], dur);
-    note(t, i, 0, UNKNOWN, 0, ts, dur, stack, frames);
+    if (blocked) {
+        add(&arena.counters[C_BLOCKED_NS], dur);
+        flags = with_waiter(t, stack, &frames);
+    }
+    note(t, i, flags, UNKNOWN, 0, ts, dur, stack, frames);
     return result;
 }
 

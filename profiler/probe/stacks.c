@@ -54,25 +54,20 @@ static int is_foreign(const char *file, i64 bytes, int kind) {
     return !(starts(file, bytes, arena.stdlib) && !contains(file, bytes, "/site-packages/"));
 }
 
-/* 1 + index into codes[]; 0 where there is no room left. */
-static uint32_t code_index(const char *code) {
-    Python *py = &arena.python;
-    const char *file, *name;
-    i64 file_bytes, name_bytes;
-    int file_kind = text_of(*(const char **)(code + py->code_file), &file, &file_bytes);
-    int name_kind = text_of(*(const char **)(code + py->code_name), &name, &name_bytes);
-    u64 hash = ((u64)code >> 4) * 0x9e3779b97f4a7c15ULL;
+/* 1 + index into codes[] of the code object at that address with that text; 0 where there is no room left. */
+static uint32_t kept(u64 code, const char *file, i64 file_bytes, int file_kind, const char *name, i64 name_bytes,
+                     int name_kind) {
+    u64 hash = (code >> 4) * 0x9e3779b97f4a7c15ULL;
     int tries;
-    if (!file_kind || !name_kind) return 0;
     for (tries = 0; tries < 16; tries++) {
         uint32_t i = (uint32_t)((hash >> 40) + tries) & (CODES - 1);
         Code *c = &arena.codes[i];
         if (c->state == 2) {
-            if (c->code == (u64)code && c->file_bytes == file_bytes && c->name_bytes == name_bytes &&
+            if (c->code == code && c->file_bytes == file_bytes && c->name_bytes == name_bytes &&
                 same(arena.pool + c->file, file, file_bytes) && same(arena.pool + c->name, name, name_bytes))
                 return i + 1;
         } else if (claim(&c->state, 0, 1)) {
-            c->code = (u64)code;
+            c->code = code;
             c->file_bytes = (uint32_t)file_bytes, c->name_bytes = (uint32_t)name_bytes;
             c->file_kind = (uint8_t)file_kind, c->name_kind = (uint8_t)name_kind;
             c->foreign = (uint8_t)is_foreign(file, file_bytes, file_kind);
@@ -87,6 +82,16 @@ static uint32_t code_index(const char *code) {
     }
     add(&arena.codes_lost, 1);
     return 0;
+}
+
+static uint32_t code_index(const char *code) {
+    Python *py = &arena.python;
+    const char *file, *name;
+    i64 file_bytes, name_bytes;
+    int file_kind = text_of(*(const char **)(code + py->code_file), &file, &file_bytes);
+    int name_kind = text_of(*(const char **)(code + py->code_name), &name, &name_bytes);
+    if (!file_kind || !name_kind) return 0;
+    return kept((u64)code, file, file_bytes, file_kind, name, name_bytes, name_kind);
 }
 
 /* The calling thread's Python frames, innermost first. Only this thread pushes and pops them, and a frame keeps its

@@ -2,6 +2,7 @@
  * there is no card. Every function notes its arguments and returns; waits sleep as long as the test asks.
  * Addresses say what memory they are: 0x1000-0x1fff device, 0x2000-0x2fff pinned host, anything else unknown (pageable).
  */
+#include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -13,7 +14,7 @@ static atomic_long count[MAX];
 static long sums[MAX];
 static atomic_int used;
 static _Atomic long sleep_ns;
-static atomic_int waiting;
+static atomic_int waiting, held;
 static atomic_int capturing[64];
 
 static int slot(const char *name) {
@@ -36,6 +37,7 @@ long fake_sum(const char *name) { /* of the arguments of its last call, each tim
     return 0;
 }
 void fake_sleep(long ns) { sleep_ns = ns; }
+void fake_hold(int on) { held = on; } /* waits do not end until it is taken back */
 
 static int called(int *cache, const char *name, long sum) {
     if (*cache < 0) *cache = slot(name);
@@ -46,7 +48,8 @@ static int called(int *cache, const char *name, long sum) {
 #define SUM (a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j + 11 * k)
 #define F(name) int name(ARGS) { static int at = -1; (void)l, (void)m, (void)n; return called(&at, #name, SUM); }
 #define WAITS(name) int name(ARGS) { static int at = -1; struct timespec t = {0, sleep_ns}; (void)l, (void)m, (void)n; \
-    called(&at, #name, SUM); if (t.tv_nsec) nanosleep(&t, 0); return 0; }
+    called(&at, #name, SUM); if (t.tv_nsec) nanosleep(&t, 0); \
+    if (held) { struct timespec tick = {0, 1000000}; waiting++; while (held) nanosleep(&tick, 0); waiting--; } return 0; }
 #define STREAM(name) F(name) F(name##_ptsz)
 #define PLAIN(name) F(name) F(name##_ptds)
 
@@ -107,6 +110,24 @@ int cuPointerGetAttribute(void *data, int attribute, unsigned long pointer) {
     if (pointer >= 0x2000 && pointer < 0x3000) return *(unsigned *)data = 1, 0;
     return 1;
 }
+/* Holds as a wait does, but is none of the driver's. */
+int fake_wait(void) {
+    struct timespec tick = {0, 1000000};
+    waiting++;
+    while (held) nanosleep(&tick, 0);
+    waiting--;
+    return 0;
+}
+static int seen_errno;
+int fake_seen_errno(void) { return seen_errno; }
+int fake_copy_and_errno(void) { /* as a program that looks at errno after a call that leaves it alone */
+    fake_wait();
+    errno = 77;
+    cuMemcpyDtoH_v2(0x2000, 0x1000, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    seen_errno = errno;
+    return 0;
+}
+
 int cuStreamIsCapturing(long stream, int *status) { return *status = capturing[stream & 63], 0; }
 int cuStreamIsCapturing_ptsz(long stream, int *status) { return *status = capturing[stream & 63], 0; }
 int cuStreamBeginCapture_v2(long stream, int mode) { return (void)mode, capturing[stream & 63] = 1, 0; }
