@@ -96,14 +96,15 @@ class ProbeCollector:
         assert self._arena is not None
         self._step_thread = 0
         try:
-            layout.set_python(self._arena.poke, frames.calibrate(), sites.OWN, sites.STDLIB)
+            words = frames.calibrate()
+            layout.set_python(self._arena.poke, words, sites.OWN, sites.STDLIB)
             if not _walk_matches(walker, self._arena):
                 raise frames.LayoutUnknown("a trial walk did not find the frames that sys._getframe() finds")
         except (frames.LayoutUnknown, OSError) as error:  # a process that changed its user may not read itself
             self._arena.poke(layout.OFFSETS["python"], bytes(8))
             self._note("blind", f"syncs have no stacks here: {error}")
             return
-        if not _waiter_matches(waiter, self._arena):
+        if not words["others"] or not _waiter_matches(waiter, self._arena):
             self._arena.poke(layout.OFFSETS["python"] + 8 * layout.PYTHON.index("others"), bytes(8))
             text = "waits of helper threads in which no frame is the program's have no line of the program's here"
             self._note("blind", f"{text}: the frames of a thread that waits for them cannot be read")

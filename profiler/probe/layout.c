@@ -11,8 +11,7 @@ typedef uint64_t u64;
 #define CODES 4096 /* code objects whose names are kept; a power of two */
 #define POOL (1 << 19)
 #define PREFIX 256
-#define FRAME_BYTES 128 /* at most, of a frame and of a code object in front of its instructions */
-#define CODE_BYTES 384
+#define CODE_BYTES 384 /* at most, of a code object in front of its instructions */
 #define MAGIC 0x31425250434e5953ULL
 
 enum { LAUNCH, GRAPH_LAUNCH, COPY, MEMSET, SYNC, POLL, ALLOC, FREE, OTHER };

@@ -11,8 +11,9 @@
  */
 
 typedef struct Place { u64 frame, code, instruction; } Place;
-typedef struct Text { const char *data; i64 bytes; int kind; char raw[512]; } Text;
-typedef struct Table { u64 at; i64 left, have, next; uint8_t part[128]; } Table;
+typedef struct Text { u64 at; const char *data; i64 bytes; int kind; char raw[512]; } Text;
+typedef struct Table { u64 at; i64 left, have, next; uint8_t part[192]; } Table;
+typedef struct Block { u64 start, end; char bytes[2048]; } Block;
 
 extern int *__errno_location(void);
 
@@ -27,6 +28,18 @@ static i64 fetch(int memory, u64 at, void *to, i64 bytes) { return syscall(17, (
 static u64 fetch_word(int memory, u64 at) {
     u64 value = 0;
     return fetch(memory, at, &value, 8) == 8 ? value : 0;
+}
+
+/* A frame's content. Callers lie in front of what they call, most often in the same page: one read serves several. */
+static const char *fetch_frame(int memory, Block *b, u64 at) {
+    u64 bytes = (u64)arena.python.frame_bytes, end = at + bytes, page = at & ~4095ULL;
+    if (end < at) return 0; /* no address */
+    if (at < b->start || end > b->end) {
+        b->start = end - page > sizeof b->bytes ? end - sizeof b->bytes : page;
+        b->end = fetch(memory, b->start, b->bytes, (i64)(end - b->start)) == (i64)(end - b->start) ? end : 0;
+        if (!b->end) return 0;
+    }
+    return b->bytes + (at - b->start);
 }
 
 /* Whether the kernel has that thread asleep: not about to go on, and not working while we look. */
@@ -48,19 +61,21 @@ static int sleeps(i64 tid) {
     return got > 2 && text[got - 1] == 'S';
 }
 
-/* The step thread's frames, innermost first; 0 unless all that is read fits. */
-static int walk_other(int memory, Place *out) {
+/* The step thread's innermost frames; 0 unless all that is read fits. */
+static int walk_other(int memory, Place *out, int most) {
     Python *py = &arena.python;
     u64 state = arena.step_state, words[2], frame;
+    Block block;
     int n = 0, walked;
     if (fetch(memory, state + py->thread_ident, words, 16) != 16) return 0;
     if (words[0] != arena.step_ident || words[1] != arena.step_native) return 0; /* freed, or of another thread now */
     frame = fetch_word(memory, state + py->frame);
     if (frame && py->indirect >= 0) frame = fetch_word(memory, frame + py->indirect);
-    for (walked = 0; frame && n < MAX_FRAMES && walked < 4 * MAX_FRAMES; walked++) {
-        char raw[FRAME_BYTES];
+    block.start = block.end = 0;
+    for (walked = 0; frame && n < most && walked < 4 * MAX_FRAMES; walked++) {
+        const char *raw = fetch_frame(memory, &block, frame);
         u64 code;
-        if (fetch(memory, frame, raw, py->frame_bytes) != py->frame_bytes) return 0;
+        if (!raw) return 0;
         code = *(u64 *)(raw + py->f_code) & ~7ULL;
         if (code && code != py->shim_code) {
             out[n].frame = frame, out[n].code = code, out[n].instruction = *(u64 *)(raw + py->f_instruction);
@@ -73,6 +88,7 @@ static int walk_other(int memory, Place *out) {
 
 static int read_text(int memory, u64 at, Text *t) {
     i64 got = fetch(memory, at, t->raw, sizeof t->raw);
+    t->at = at;
     if (got < arena.python.text_wide_data || *(u64 *)(t->raw + arena.python.type_at) != arena.python.text_type) return 0;
     t->kind = text_of(t->raw, &t->data, &t->bytes);
     return t->kind && t->data - t->raw + t->bytes <= got;
@@ -94,15 +110,16 @@ static int next_byte(int memory, Table *t) { /* -1 at the end */
 /* The line of a code object's instruction, as PyCode_Addr2Line tells it, which would go by pointers that may be stale.
  * The table's format is CPython's Objects/locations.md, the same from 3.11 on; a trial compares the two. */
 static int line_of(int memory, u64 bytes, i64 offset, int line) {
-    char head[64];
     Table t;
-    i64 end = 0, most = arena.python.bytes_data;
+    i64 end = 0, head = arena.python.bytes_data, got, length;
     int byte;
     if (offset < 0) return line;
-    if (fetch(memory, bytes, head, most) != most) return -1;
-    if (*(u64 *)(head + arena.python.type_at) != arena.python.bytes_type) return -1;
-    t.at = bytes + most, t.left = *(i64 *)(head + arena.python.bytes_length), t.have = t.next = 0;
-    if (t.left > 1 << 20) return -1;
+    got = fetch(memory, bytes, t.part, sizeof t.part);
+    if (got < head || *(u64 *)(t.part + arena.python.type_at) != arena.python.bytes_type) return -1;
+    length = *(i64 *)(t.part + arena.python.bytes_length);
+    if (length < 0 || length > 1 << 20) return -1;
+    t.next = head, t.have = length < got - head ? head + length : got;
+    t.at = bytes + t.have, t.left = length - (t.have - head);
     byte = next_byte(memory, &t);
     while (byte >= 0) {
         int kind = (byte >> 3) & 15, shift = 0, part;
@@ -143,30 +160,36 @@ static int stands(const Text *file, const Text *name, int innermost) {
                     is_text(name, 0, "Thread._wait_for_tstate_lock"));
 }
 
-static int describe(int memory, const Place *p, int innermost, Frame *out) {
+/* `file`: the one before, with its object's address: frames of the same file follow each other. */
+static int describe(int memory, const Place *p, int innermost, Text *file, Frame *out) {
     Python *py = &arena.python;
     char raw[CODE_BYTES];
-    Text file, name;
+    Text name;
     i64 offset = (i64)(p->instruction - (p->code + py->code_bytecode));
     if (fetch(memory, p->code, raw, py->code_bytes) != py->code_bytes) return 0;
     if (*(u64 *)(raw + py->type_at) != py->code_type || offset < -2 || offset > 1 << 24) return 0;
-    if (!read_text(memory, *(u64 *)(raw + py->code_file), &file)) return 0;
+    if (file->at != *(u64 *)(raw + py->code_file) && !read_text(memory, *(u64 *)(raw + py->code_file), file)) return 0;
     if (!read_text(memory, *(u64 *)(raw + py->code_name), &name)) return 0;
-    if (!stands(&file, &name, innermost)) return 0;
+    if (!stands(file, &name, innermost)) return 0;
     out->line = line_of(memory, *(u64 *)(raw + py->code_lines), offset, *(int *)(raw + py->code_first_line));
     if (out->line < 0) return 0;
-    out->code = kept(p->code, file.data, file.bytes, file.kind, name.data, name.bytes, name.kind);
+    out->code = kept(p->code, file->data, file->bytes, file->kind, name.data, name.bytes, name.kind);
     return 1;
 }
 
 static int read_waiter(int memory, Frame *out, int most) {
     Place places[MAX_FRAMES], again[MAX_FRAMES];
-    int k, n = walk_other(memory, places), frames = n < most ? n : most;
-    for (k = 0; k < frames; k++) {
-        if (!describe(memory, &places[k], k == 0, &out[k])) return 0;
-        if (k == 0 && !sleeps((i64)arena.step_native)) return 0;
-    }
-    if (walk_other(memory, again) != n) return 0;
+    Text file;
+    int k, n, frames;
+    file.at = 1; /* of no object */
+    if (!walk_other(memory, again, 1) || !describe(memory, again, 1, &file, out)) return 0; /* it mostly does not wait */
+    if (!sleeps((i64)arena.step_native)) return 0;
+    n = walk_other(memory, places, MAX_FRAMES);
+    frames = n < most ? n : most;
+    if (!frames || !same((const char *)places, (const char *)again, sizeof(Place))) return 0;
+    for (k = 1; k < frames; k++)
+        if (!describe(memory, &places[k], 0, &file, &out[k])) return 0;
+    if (walk_other(memory, again, MAX_FRAMES) != n) return 0;
     return same((const char *)places, (const char *)again, n * (i64)sizeof(Place)) ? frames : 0;
 }
 
