@@ -1,6 +1,6 @@
 """A server that knows nothing of syncfree: run as a program, it steps until it is ended.
 
-    python engine.py [--driver LIBCUDA] [--seconds S] [--no-vllm] [--pause S] [--rank R --world N --store FILE]
+    python engine.py [--driver LIBCUDA [--helper]] [--seconds S] [--no-vllm] [--pause S] [--rank R --world N --store F]
 
 Its runner has the names and shapes of vLLM's; torch is the real one. It prints `ready`, then after each line on its
 standard input what a test wants to know of it: steps made, the longest gap between two steps, what is left in it.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -50,8 +51,11 @@ def schedules():
 
 
 class Server:
-    def __init__(self, driver, pause):
+    def __init__(self, driver, pause, helper):
         self.driver = ctypes.CDLL(driver) if driver else None
+        self.helper = ThreadPoolExecutor(1) if helper else None
+        if helper:
+            self.driver.fake_sleep(ctypes.c_long(2_000_000))
         self.pause = pause
         self.steps = 0
         self.longest_ms = 0.0
@@ -62,7 +66,10 @@ class Server:
         if self.driver is not None:  # one synchronizing copy a step, and a launch
             self.driver.cuLaunchKernel(*[ctypes.c_long(1)] * 11)
             self.driver.cuMemcpyDtoHAsync_v2(*map(ctypes.c_long, (0x2000, 0x1000, 64, 7)))
-            self.driver.cuStreamSynchronize(ctypes.c_long(7))
+            if self.helper is None:
+                self.driver.cuStreamSynchronize(ctypes.c_long(7))
+            else:
+                self.helper.submit(self.driver.cuStreamSynchronize, ctypes.c_long(7)).result()
 
     def step(self, output):
         if self.runner is None:
@@ -141,6 +148,7 @@ def become(uid):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--driver")
+    parser.add_argument("--helper", action="store_true", help="a thread of a pool waits in the driver, for 2 ms")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--store")
@@ -150,7 +158,7 @@ def main():
     parser.add_argument("--no-vllm", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    server = Server(options.driver, options.pause)
+    server = Server(options.driver, options.pause, options.helper)
     if options.world > 1:
         where = f"file://{options.store}"
         distributed.init_process_group("gloo", init_method=where, rank=options.rank, world_size=options.world)

@@ -78,6 +78,14 @@ def test_the_wait_is_named_by_its_line(report):
     ]
 
 
+def test_a_helper_threads_wait_is_named_by_the_line_that_waits_for_the_thread(start, fake_cuda, own_sockets):
+    report = profile_pid(start("--driver", str(fake_cuda), "--helper").pid, ENGINES, steps=40, collectors="probe")
+    counts = {site.function: site.count for site in report.sites if site.kind == "stream"}
+    assert set(counts) <= {"Server.fetch", "_WorkItem.run"}  # now and then the wait ends before it is waited for
+    assert counts["Server.fetch"] > 0
+    assert not [note.text for note in report.notes if "stacks" in note.text or "have no line" in note.text]
+
+
 def test_the_report_says_what_attaching_cost(report):
     notes = [note["text"] for note in report[0]["notes"] if note["kind"] == "attach"]
     assert len(notes) == 1
