@@ -26,13 +26,27 @@ def load(path):
 
 fit = load(ROOT / "bench" / "gpu" / "fit_times.py")
 RECORDED = [json.loads((ROOT / file).read_text()) for file in times.measured().source.split(", ")]
-ROWS = [row for run in RECORDED for row in run["timing"]["rows"]]
+CASE_3, DRAWN = RECORDED[0]["timing"]["rows"], [row for run in RECORDED[1:] for row in run["timing"]["rows"]]
+UNSEEN = json.loads((ROOT / "bench" / "results" / "2026-11-30-h200" / "route_check-13.json").read_text())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['lengths']}-{r['heads']}-{r['query_len']}")
+@pytest.mark.parametrize("row", CASE_3, ids=lambda r: f"{r['lengths']}-{r['heads']}-{r['query_len']}")
 def test_the_choice_is_within_3_percent_of_the_best_kernel_timed(row):
     [(name, kernel, regret)] = fit.regrets([row], times.measured())
     assert regret <= 0.03, f"{name}: {kernel} is {regret:.1%} slower than the best"
+
+
+@pytest.mark.parametrize("rows", [DRAWN, UNSEEN["timing"]["rows"]], ids=["fitted to", "not fitted to"])
+def test_on_lengths_drawn_at_random_the_choice_is_nearly_always_within_3_percent(rows):
+    """Of two timings of one kernel, one in ten lies 0.8 % away from the other, and a few more than 10 %."""
+    off = [regret for *_, regret in fit.regrets(rows, times.measured()) if regret > 0.03]
+    assert len(rows) > 300
+    assert len(off) <= 0.02 * len(rows), f"{len(off)} of {len(rows)}"
+    assert max(off, default=0) < 0.2
+
+
+def test_the_shapes_not_fitted_to_are_others():
+    assert UNSEEN["seed"] not in {run.get("seed") for run in RECORDED}
 
 
 def test_the_data_name_their_device_and_the_run_they_come_from():
@@ -43,7 +57,7 @@ def test_the_data_name_their_device_and_the_run_they_come_from():
 
 def test_the_model_is_near_the_timings_of_kernels_that_a_choice_comes_near():
     errors = []
-    for row in ROWS:
+    for row in [*CASE_3, *DRAWN, *UNSEEN["timing"]["rows"]]:
         shape = fit.shape_of(row, 132)
         best = min(*row["fixed_us"].values(), row["persistent_us"])
         errors.append(times.persistent_us(shape) / row["persistent_us"] - 1)
@@ -52,26 +66,6 @@ def test_the_model_is_near_the_timings_of_kernels_that_a_choice_comes_near():
     assert len(errors) > 100
     assert np.abs(errors).max() < 0.2
     assert np.sqrt(np.mean(np.square(errors))) < 0.04
-
-
-def test_the_model_is_near_kernels_timed_on_lengths_drawn_at_random():
-    """Of these only the kernel chosen at the time was kept; launches cost less in that run than in another."""
-    rows = json.loads((ROOT / "bench" / "results" / "2026-11-29-h200" / "route_check.json").read_text())["rows"]
-    expected, us, unchanged = [], [], []
-    for row in rows:
-        shape = times.Shape(np.array(row["kv_lens"]), row["query_len"], row["heads"], 132)
-        splits = 0 if row["choice"] == "persistent" else int(row["choice"].split()[0])
-        expected.append(times.fixed_us(shape, splits) if splits else times.persistent_us(shape))
-        us.append(row["us"])
-        if times.choose(shape).splits == splits:
-            unchanged.append(row["slower_by"])
-    expected, us = np.array(expected), np.array(us)
-    launch = np.median((expected - us)[us < 40])
-    assert abs(launch) < 4
-    errors = (expected - launch) / us - 1
-    assert np.sqrt(np.mean(errors**2)) < 0.05
-    assert np.quantile(np.abs(errors), 0.9) < 0.07
-    assert np.mean(np.array(unchanged) <= 0.03) > 0.95
 
 
 def plan_of(planner, seq_lens, query_len=1):
