@@ -137,7 +137,7 @@ def _line(code: CodeType, offset: int) -> int:
     return int(function(code, offset))
 
 
-def _frame_layout(memory: _Memory, frames: list[FrameType], bytecode: int) -> dict[str, int]:
+def _frame_layout(memory: _Memory, frames: list[FrameType], codes: dict[str, int]) -> dict[str, int]:
     """`frames`: running frames, innermost first, the first two joined by a plain Python call."""
     known = frames[:4]
     at = [_interpreter_frame(memory, frame) for frame in known]
@@ -147,7 +147,7 @@ def _frame_layout(memory: _Memory, frames: list[FrameType], bytecode: int) -> di
 
     def is_instruction(k: int) -> bool:
         for w, frame in zip(words[:2], known[:2], strict=True):
-            offset = w[k] - (id(frame.f_code) + bytecode)
+            offset = w[k] - (id(frame.f_code) + codes["code_bytecode"])
             if not -2 <= offset < len(frame.f_code.co_code) or _line(frame.f_code, offset) != frame.f_lineno:
                 return False
         return True
@@ -157,8 +157,13 @@ def _frame_layout(memory: _Memory, frames: list[FrameType], bytecode: int) -> di
         "f_previous": 8 * _only("a frame's caller", previous),
         "f_instruction": 8 * _only("a frame's instruction", [k for k in range(12) if is_instruction(k)]),
     }
-    result["shim_code"] = _shim(memory, frames, at[0], result)
+    result["shim_code"] = _shim(memory, frames, at[0], {**codes, **result})
     return result
+
+
+def _cleans_up(memory: _Memory, code: int, layout: dict[str, int]) -> bool:
+    """Whether it is CPython's own, between a constructor and its caller (3.12 on): file and name are one text."""
+    return memory.word(code + layout["code_file"]) == memory.word(code + layout["code_name"]) == id("__init__")
 
 
 def _shim(memory: _Memory, frames: list[FrameType], first: int, layout: dict[str, int]) -> int:
@@ -172,7 +177,7 @@ def _shim(memory: _Memory, frames: list[FrameType], first: int, layout: dict[str
         code = memory.word(frame + layout["f_code"]) & ~7
         if k < len(codes) and code == codes[k]:
             k += 1
-        else:
+        elif not _cleans_up(memory, code, layout):
             shims.add(code)
         frame = memory.word(frame + layout["f_previous"])
     if k != len(codes) or len(shims) > 1:
@@ -298,7 +303,7 @@ def calibrate() -> dict[str, int]:
 
         def outer() -> int:
             def inner() -> None:
-                layout.update(_frame_layout(memory, _chain(sys._getframe()), layout["code_bytecode"]))
+                layout.update(_frame_layout(memory, _chain(sys._getframe()), layout))
 
             inner()
             return 0

@@ -94,6 +94,12 @@ static uint32_t code_index(const char *code) {
     return kept((u64)code, file, file_bytes, file_kind, name, name_bytes, name_kind);
 }
 
+/* CPython's own code between a constructor and its caller (3.12 on) is no frame of the program's: its file and its name
+ * are the same object. */
+static int cleans_up(const char *code) {
+    return *(u64 *)(code + arena.python.code_file) == *(u64 *)(code + arena.python.code_name);
+}
+
 /* The calling thread's Python frames, innermost first. Only this thread pushes and pops them, and a frame keeps its
  * code object alive, so they can be read without the GIL while the thread is inside this call. */
 int probe_stack(Frame *out) {
@@ -107,7 +113,7 @@ int probe_stack(Frame *out) {
     if (frame && py->indirect >= 0) frame = *(char **)(frame + py->indirect);
     for (; frame && n < MAX_FRAMES && walked < 4 * MAX_FRAMES; walked++) {
         char *code = (char *)(*(u64 *)(frame + py->f_code) & ~7ULL);
-        if (code && (u64)code != py->shim_code) {
+        if (code && (u64)code != py->shim_code && !cleans_up(code)) {
             char *instruction = *(char **)(frame + py->f_instruction);
             int offset = (int)(instruction - (code + py->code_bytecode));
             out[n].code = code_index(code);

@@ -1,13 +1,13 @@
 /* The frames of the thread that waits for this one: the step's own, while it stands in a join or in a future's result.
  *
  * Where a helper thread waits in a function that is not the user's (Thread(target=event.synchronize)), no frame of its
- * own names a line of the program; the line is where the step's thread waits for it. That thread is not ours: it may wake
- * at any moment, change its frames, or have ended. So nothing of its memory is touched by a load. All of it, the text of
- * names and the table of lines included, is copied by pread from /proc/self/mem, which fails where nothing is mapped and
- * which calibrate() has shown to be allowed here (another system call might not be: some sandboxes kill for one). What
- * was copied is believed only where every object's type is right, the thread state has still the numbers of its thread,
- * the innermost frame is one that waits for another thread, the kernel says that the thread sleeps, and a second walk
- * finds the very same frames, all of them.
+ * own names a line of the program; the line is where the step's thread waits for it. That thread is not ours: it may
+ * wake at any moment, change its frames, or have ended. So nothing of its memory is touched by a load. All of it, the
+ * text of names and the table of lines included, is copied by pread from /proc/self/mem, which fails where nothing is
+ * mapped and which calibrate() has shown to be allowed here (another system call might not be: some sandboxes kill for
+ * one). What was copied is believed only where every object's type is right, the thread state has still the numbers of
+ * its thread, the innermost frame is one that waits for another thread, the kernel says that the thread sleeps, and a
+ * second walk finds the very same frames, all of them.
  */
 
 typedef struct Place { u64 frame, code, instruction; } Place;
@@ -23,7 +23,9 @@ static int open_file(const char *path) {
 
 static void close_file(int file) { syscall(3, (long)file); }
 
-static i64 fetch(int memory, u64 at, void *to, i64 bytes) { return syscall(17, (long)memory, to, bytes, at); /* pread64 */ }
+static i64 fetch(int memory, u64 at, void *to, i64 bytes) {
+    return syscall(17, (long)memory, to, bytes, at); /* pread64 */
+}
 
 static u64 fetch_word(int memory, u64 at) {
     u64 value = 0;
@@ -87,9 +89,10 @@ static int walk_other(int memory, Place *out, int most) {
 }
 
 static int read_text(int memory, u64 at, Text *t) {
+    Python *py = &arena.python;
     i64 got = fetch(memory, at, t->raw, sizeof t->raw);
     t->at = at;
-    if (got < arena.python.text_wide_data || *(u64 *)(t->raw + arena.python.type_at) != arena.python.text_type) return 0;
+    if (got < py->text_wide_data || *(u64 *)(t->raw + py->type_at) != py->text_type) return 0;
     t->kind = text_of(t->raw, &t->data, &t->bytes);
     return t->kind && t->data - t->raw + t->bytes <= got;
 }
@@ -160,19 +163,21 @@ static int stands(const Text *file, const Text *name, int innermost) {
                     is_text(name, 0, "Thread._wait_for_tstate_lock"));
 }
 
-/* `file`: the one before, with its object's address: frames of the same file follow each other. */
+/* 1 where it is a frame of the program's, 0 where it is CPython's own, -1 where anything is not as it should be.
+ * `file`: the one before, with its object's address: frames of the same file follow each other. */
 static int describe(int memory, const Place *p, int innermost, Text *file, Frame *out) {
     Python *py = &arena.python;
     char raw[CODE_BYTES];
     Text name;
     i64 offset = (i64)(p->instruction - (p->code + py->code_bytecode));
-    if (fetch(memory, p->code, raw, py->code_bytes) != py->code_bytes) return 0;
-    if (*(u64 *)(raw + py->type_at) != py->code_type || offset < -2 || offset > 1 << 24) return 0;
-    if (file->at != *(u64 *)(raw + py->code_file) && !read_text(memory, *(u64 *)(raw + py->code_file), file)) return 0;
-    if (!read_text(memory, *(u64 *)(raw + py->code_name), &name)) return 0;
-    if (!stands(file, &name, innermost)) return 0;
+    if (fetch(memory, p->code, raw, py->code_bytes) != py->code_bytes) return -1;
+    if (*(u64 *)(raw + py->type_at) != py->code_type || offset < -2 || offset > 1 << 24) return -1;
+    if (cleans_up(raw)) return 0;
+    if (file->at != *(u64 *)(raw + py->code_file) && !read_text(memory, *(u64 *)(raw + py->code_file), file)) return -1;
+    if (!read_text(memory, *(u64 *)(raw + py->code_name), &name)) return -1;
+    if (!stands(file, &name, innermost)) return -1;
     out->line = line_of(memory, *(u64 *)(raw + py->code_lines), offset, *(int *)(raw + py->code_first_line));
-    if (out->line < 0) return 0;
+    if (out->line < 0) return -1;
     out->code = kept(p->code, file->data, file->bytes, file->kind, name.data, name.bytes, name.kind);
     return 1;
 }
@@ -180,15 +185,17 @@ static int describe(int memory, const Place *p, int innermost, Text *file, Frame
 static int read_waiter(int memory, Frame *out, int most) {
     Place places[MAX_FRAMES], again[MAX_FRAMES];
     Text file;
-    int k, n, frames;
+    int k, n, frames = 1;
     file.at = 1; /* of no object */
-    if (!walk_other(memory, again, 1) || !describe(memory, again, 1, &file, out)) return 0; /* it mostly does not wait */
+    if (!walk_other(memory, again, 1) || describe(memory, again, 1, &file, out) != 1) return 0; /* most often the end */
     if (!sleeps((i64)arena.step_native)) return 0;
     n = walk_other(memory, places, MAX_FRAMES);
-    frames = n < most ? n : most;
-    if (!frames || !same((const char *)places, (const char *)again, sizeof(Place))) return 0;
-    for (k = 1; k < frames; k++)
-        if (!describe(memory, &places[k], 0, &file, &out[k])) return 0;
+    if (!n || !same((const char *)places, (const char *)again, sizeof(Place))) return 0;
+    for (k = 1; k < n && frames < most; k++) {
+        int found = describe(memory, &places[k], 0, &file, &out[frames]);
+        if (found < 0) return 0;
+        frames += found;
+    }
     if (walk_other(memory, again, MAX_FRAMES) != n) return 0;
     return same((const char *)places, (const char *)again, n * (i64)sizeof(Place)) ? frames : 0;
 }

@@ -62,6 +62,20 @@ def test_deeper_than_what_is_kept(walker):
     assert len(down(80)) == arena.MAX_FRAMES
 
 
+def test_constructors(walker):
+    class Made:
+        def __init__(self, act):
+            self.made = act()
+
+    def make(act):
+        return Made(act).made
+
+    for _ in range(100):  # from 3.12 on often used constructors are called in another way
+        make(int)
+    assert make(walker.check)
+    assert make(frames.calibrate)["ready"] == 1
+
+
 def test_coroutines(walker):
     async def work():
         walker.check()

@@ -56,6 +56,17 @@ def join(wait):
     thread.join()
 
 
+class Joins:
+    def __init__(self, wait):
+        if wait is not None:
+            join(wait)
+
+
+def join_in_a_constructor(wait):
+    for argument in [None] * 100 + [wait]:
+        Joins(argument)
+
+
 def future(wait):
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(wait, 3).result()
@@ -126,6 +137,7 @@ def line(function, text):
     ("function", "text"),
     [
         ("join", "thread.join()"),
+        ("join_in_a_constructor", "thread.join()"),
         ("future", "result()"),
         ("executor_map", "for answer in"),
         ("executor_exit", "with ThreadPoolExecutor"),
@@ -136,7 +148,7 @@ def line(function, text):
 )
 def test_the_line_that_waits_for_the_thread_is_blamed(hooked, function, text):
     out = hooked(f"probe.start(); probe.mark(0); found = lines({function!r}); probe.stop(); print(json.dumps(found))")
-    assert answer(out) == [["event", "helpers.py", line(function, text)]]
+    assert answer(out) == [["event", "helpers.py", line("join" if "join" in function else function, text)]]
 
 
 def test_the_stack_is_the_threads_own_and_then_that_of_who_waits(hooked):
