@@ -10,6 +10,9 @@
  * second walk finds the very same frames, all of them.
  */
 
+enum { NOT_RIGHT = -1, STARTS_A_THREAD = -2 };
+#define LOOKS 8 /* while that thread starts another one: half a millisecond to a whole one, by the timer's slack */
+
 typedef struct Place { u64 frame, code, instruction; } Place;
 typedef struct Text { u64 at; const char *data; i64 bytes; int kind; char raw[512]; } Text;
 typedef struct Table { u64 at; i64 left, have, next; uint8_t part[192]; } Table;
@@ -163,41 +166,56 @@ static int stands(const Text *file, const Text *name, int innermost) {
                     is_text(name, 0, "Thread._wait_for_tstate_lock"));
 }
 
-/* 1 where it is a frame of the program's, 0 where it is CPython's own, -1 where anything is not as it should be.
+/* 1 where it is a frame of the program's, 0 where it is CPython's own, and the reasons why it is not to be believed.
  * `file`: the one before, with its object's address: frames of the same file follow each other. */
 static int describe(int memory, const Place *p, int innermost, Text *file, Frame *out) {
     Python *py = &arena.python;
     char raw[CODE_BYTES];
     Text name;
     i64 offset = (i64)(p->instruction - (p->code + py->code_bytecode));
-    if (fetch(memory, p->code, raw, py->code_bytes) != py->code_bytes) return -1;
-    if (*(u64 *)(raw + py->type_at) != py->code_type || offset < -2 || offset > 1 << 24) return -1;
+    if (fetch(memory, p->code, raw, py->code_bytes) != py->code_bytes) return NOT_RIGHT;
+    if (*(u64 *)(raw + py->type_at) != py->code_type || offset < -2 || offset > 1 << 24) return NOT_RIGHT;
     if (cleans_up(raw)) return 0;
-    if (file->at != *(u64 *)(raw + py->code_file) && !read_text(memory, *(u64 *)(raw + py->code_file), file)) return -1;
-    if (!read_text(memory, *(u64 *)(raw + py->code_name), &name)) return -1;
-    if (!stands(file, &name, innermost)) return -1;
+    if (file->at != *(u64 *)(raw + py->code_file) && !read_text(memory, *(u64 *)(raw + py->code_file), file))
+        return NOT_RIGHT;
+    if (!read_text(memory, *(u64 *)(raw + py->code_name), &name)) return NOT_RIGHT;
+    if (!stands(file, &name, innermost)) return innermost ? NOT_RIGHT : STARTS_A_THREAD;
     out->line = line_of(memory, *(u64 *)(raw + py->code_lines), offset, *(int *)(raw + py->code_first_line));
-    if (out->line < 0) return -1;
+    if (out->line < 0) return NOT_RIGHT;
     out->code = kept(p->code, file->data, file->bytes, file->kind, name.data, name.bytes, name.kind);
     return 1;
 }
 
+/* Its frames; below 0 where something is not right. */
 static int read_waiter(int memory, Frame *out, int most) {
     Place places[MAX_FRAMES], again[MAX_FRAMES];
     Text file;
     int k, n, frames = 1;
     file.at = 1; /* of no object */
     if (!walk_other(memory, again, 1) || describe(memory, again, 1, &file, out) != 1) return 0; /* most often the end */
-    if (!sleeps((i64)arena.step_native)) return 0;
     n = walk_other(memory, places, MAX_FRAMES);
     if (!n || !same((const char *)places, (const char *)again, sizeof(Place))) return 0;
     for (k = 1; k < n && frames < most; k++) {
         int found = describe(memory, &places[k], 0, &file, &out[frames]);
-        if (found < 0) return 0;
+        if (found < 0) return found;
         frames += found;
     }
+    if (!sleeps((i64)arena.step_native)) return 0;
     if (walk_other(memory, again, MAX_FRAMES) != n) return 0;
     return same((const char *)places, (const char *)again, n * (i64)sizeof(Place)) ? frames : 0;
+}
+
+/* A thread that has just been started may be here before its starter is back from Thread.start, on its way to join it:
+ * that one is given the time to get there. Our wait is over by then, and no frame of the user's is held up by it. */
+static int read_patiently(int memory, Frame *out, int most) {
+    i64 moment[2] = {0, 50000};
+    int k, frames = read_waiter(memory, out, most);
+    if (frames != STARTS_A_THREAD) return frames;
+    for (k = 1; k < LOOKS && frames <= 0; k++) {
+        syscall(35, moment, 0L); /* nanosleep */
+        frames = read_waiter(memory, out, most);
+    }
+    return frames;
 }
 
 /* The frames of the step's thread where it waits for another thread, innermost first; 0 where it does not, or where
@@ -210,12 +228,12 @@ int probe_waiter(Frame *out, int most) {
     if (syscall(39) == arena.pid) { /* getpid: the step's thread is not in a forked child */
         memory = open_file("/proc/self/mem");
         if (memory >= 0) {
-            frames = read_waiter(memory, out, most);
+            frames = read_patiently(memory, out, most);
             close_file(memory);
         }
     }
     *__errno_location() = error;
-    return frames;
+    return frames > 0 ? frames : 0;
 }
 
 static int has_foreign(const Frame *stack, int frames) {

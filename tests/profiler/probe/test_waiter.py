@@ -231,6 +231,20 @@ print(json.dumps([file for _, file, _ in found]))
     assert right == "helpers.py"
 
 
+def test_a_thread_that_is_done_at_once_is_not_blamed_on_the_line_that_starts_it(hooked):
+    out = hooked(
+        """
+probe.start(); probe.mark(0)
+for _ in range(50):
+    helpers.join(event); helpers.future(event)
+probe.stop()
+frames = [blamed(call.stack) for call in probe.drain()]
+print(json.dumps(sorted({frame.line for frame in frames if frame.file.endswith("helpers.py")})))
+"""
+    )
+    assert answer(out) == [line("join", "thread.join()"), line("future", "result()")]
+
+
 @pytest.mark.parametrize(
     ("copy", "kind"),
     [
