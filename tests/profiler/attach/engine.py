@@ -61,6 +61,7 @@ class Server:
         self.longest_ms = 0.0
         self.runner = None
         self.alone = False
+        self.works = threading.Event()
 
     def fetch(self):
         if self.driver is not None:  # one synchronizing copy a step, and a launch
@@ -90,6 +91,8 @@ class Server:
     def work(self):
         """As a busy worker does: Python, and tensor work that lets the GIL go."""
         tensor = torch.ones(64, 64)
+        tensor @ tensor  # with it OpenMP's threads start, which are not to be taken for ours
+        self.works.set()
         last = time.perf_counter()
         for output in schedules():
             end = time.perf_counter() + self.pause
@@ -171,6 +174,7 @@ def main():
         become(options.uid)
     threading.Thread(target=server.work, daemon=True).start()
     threading.Timer(options.seconds, lambda: os._exit(0)).start()
+    server.works.wait()
     print("ready", flush=True)
     for _ in sys.stdin:
         print(json.dumps(server.told()), flush=True)
