@@ -51,7 +51,7 @@ def schedules():
 
 
 class Server:
-    def __init__(self, driver, pause, helper):
+    def __init__(self, driver, pause, helper=False):
         self.driver = ctypes.CDLL(driver) if driver else None
         self.helper = ThreadPoolExecutor(1) if helper else None
         if helper:
