@@ -35,7 +35,7 @@ class StepThread:
         user's and it waits for another thread. Which one it waits for cannot be told.
         """
         step = self._thread
-        if step is None or step is threading.current_thread() or not stack:
+        if step is None or step.ident == threading.get_ident() or not stack:
             return stack
         if len(stack) >= sites.MAX_DEPTH or any(sites.is_foreign(frame.file) for frame in stack):
             return stack

@@ -136,7 +136,7 @@ class Visit:
         installed = attachment.install(
             arena=arena, preferred="hip" if hip else "cuda", hip_major=int(hip.split(".")[0]) if hip else 6
         )
-        walkers = [installed.callbacks.get(name, 0) for name in ("stack", "waiter")]
+        walkers = [installed.callbacks[name] for name in ("stack", "waiter")]
         self._call("use_hooks", names=installed.names, missing=installed.missing, walkers=walkers)
         return installed.pause_ms
 

@@ -180,7 +180,8 @@ class Attachment:
         """Hook every entry point of the table that the target's runtime exports.
 
         `arena`: address, in the target, of memory laid out by `arena.Arena`; 0 = made by the agent, zeroed.
-        `hip_major`: release of a HIP runtime whose file name does not tell it.
+        `hip_major`: release of a HIP runtime whose file name does not tell it. Raises `Unreachable` where nothing can
+        be hooked.
         """
         vendor = self.vendor(preferred)
         self.arena = arena or self._ask("allocate", size=layout.SIZE)["arena"]
@@ -198,6 +199,9 @@ class Attachment:
             "hip_major": hip_major,
         }
         answer = self._ask("install", request=request)
+        if not answer["names"]:
+            short = f"{len(answer['missing'])} of its entry points are too short, it lacks the others"
+            raise Unreachable(f"nothing can be hooked in the {vendor.name} library of process {self.pid}: {short}")
         self.installed = Installed(vendor=vendor.name, **answer)
         self._decoder = Decoder(self.installed.names, self.peek)
         return self.installed

@@ -37,11 +37,13 @@ class Decoder:
         self._names = names
         self._code = code_names(peek)
         self._stacks: dict[bytes, Stack] = {}
-        self._copied: dict[int, Call] = {}  # by thread, where the last call handed over is a copy
+        self._copied: dict[int, Call] = {}  # by thread, where the last call is a copy
+        self._handed_over: set[int] = set()  # of these, the ones that a caller of `decode` has already
         self.blind: dict[tuple[str, Stack], int] = {}  # waits that are no syncs: (what, where) -> times
 
     def decode(self, records: Iterable[bytes]) -> list[Call]:
         calls: list[Call] = []
+        self._handed_over = set(self._copied)
         for record in records:
             self._decode(record, calls)
         return calls
@@ -78,7 +80,12 @@ class Decoder:
             calls.append(Call(api=breaker, role=Role.LAUNCH, ts_ns=ts - 1, dur_ns=0, thread=tid))
         before = self._copied.pop(tid, None)
         if before is not None and flags & COPY_NOTED and flags & JOINED:
-            before.stack = stack  # the pair is one by what its own thread did; both are blamed on who waits for it
+            # The pair is one by what its own thread did; both are blamed on who waits for it, where both can be.
+            if tid in self._handed_over:
+                stack = before.stack
+            else:
+                before.stack = stack
+        self._handed_over.discard(tid)
         if flags & PAIRED and not flags & COPY_NOTED:
             calls.append(
                 Call(

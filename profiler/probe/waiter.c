@@ -212,7 +212,7 @@ static int read_patiently(int memory, Frame *out, int most) {
     int k, frames = read_waiter(memory, out, most);
     if (frames != STARTS_A_THREAD) return frames;
     for (k = 1; k < LOOKS && frames <= 0; k++) {
-        syscall(35, moment, 0L); /* nanosleep */
+        syscall(230, 1L, 0L, moment, 0L); /* clock_nanosleep, monotonic: as time.sleep does */
         frames = read_waiter(memory, out, most);
     }
     return frames;

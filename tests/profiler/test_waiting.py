@@ -1,5 +1,6 @@
 """Waits of helper threads that have no line of the user's, as collectors see them that run Python."""
 
+import _thread
 import collections
 import operator
 import sys
@@ -145,6 +146,22 @@ def test_a_thread_that_has_ended_is_not_asked(gate):
 
     join(look)
     assert found == [OWN]
+
+
+def test_a_thread_that_python_did_not_make_gets_no_entry_of_its_own(step):
+    found, listed = [], []
+
+    def look():
+        found.append(step.logical(OWN))
+        listed.extend(threading._active)
+        done.release()
+
+    done = _thread.allocate_lock()
+    done.acquire()
+    ident = _thread.start_new_thread(look, ())
+    done.acquire()
+    assert found
+    assert ident not in listed
 
 
 def test_while_it_starts_the_thread_it_is_given_the_time_to_wait_for_it(step, gate, monkeypatch):

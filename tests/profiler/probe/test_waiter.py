@@ -269,6 +269,39 @@ print(json.dumps([found, after.{kind}, after.stream, after.maybe]))
     assert answer(out) == [[[kind, "helpers.py", line("join", "thread.join()")]], 1, 0, 0]
 
 
+def test_a_copy_that_was_handed_over_before_its_wait_stays_as_it_was(hooked):
+    out = hooked(
+        """
+copy = functools.partial(cuda.cuMemcpyDtoHAsync_v2, *map(ctypes.c_long, (0x9000, 0x1000, 8, 7)))
+taken = []
+def drained(): taken.extend(probe.drain()); taken.append(taken[0].stack)
+both = [copy, drained, functools.partial(cuda.cuStreamSynchronize, ctypes.c_long(7))]
+probe.start(); probe.mark(0)
+before = probe.mark(0)
+stacks("join", wait=functools.partial(collections.deque, map(operator.call, both)))
+after = probe.mark(0) - before; probe.stop()
+print(json.dumps([taken[0].api, taken[0].stack == taken[1], after.d2h, after.stream]))
+"""
+    )
+    assert answer(out) == ["cuMemcpyDtoHAsync_v2", True, 1, 0]
+
+
+def test_where_no_thread_can_be_started_counting_goes_on(hooked):
+    out = hooked(
+        """
+def refuse(thread, started=threading.Thread.start):
+    if thread.name == "syncfree-trial": raise RuntimeError("can't start new thread")
+    started(thread)
+threading.Thread.start = refuse
+probe.start()
+before = probe.mark(0); event(ctypes.c_long(3)); after = probe.mark(0) - before
+probe.stop()
+print(json.dumps([after.event, ["helper threads" in note.text for note in probe.notes()].count(True)]))
+"""
+    )
+    assert answer(out) == [1, 1]
+
+
 def test_a_blocking_copy_alone(hooked):
     out = hooked(
         """
