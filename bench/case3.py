@@ -122,5 +122,5 @@ def compare(rows: list[dict[str, Any]], num_cu: int) -> dict[str, Any]:
             }
         )
         if regret > fit_times.TOLERANCE and found[-1]["block_timed"]:
-            misses.append((f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}", choice.kernel, regret))
+            misses.append((fit_times.name_of(row), choice.kernel, regret))
     return {"layers": LAYERS, "kernels": found, "misses": misses, "route_data": times.device}

@@ -197,14 +197,17 @@ def errors(rows: Iterable[dict[str, Any]], times: Times) -> Errors:
     return found
 
 
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}"
+
+
 def regrets(rows: Iterable[dict[str, Any]], times: Times) -> Iterator[tuple[str, str, float]]:
     """(shape, kernel chosen, how much slower it is than the best) of every timed shape."""
     for row in rows:
         choice = model.choose(shape_of(row, times.num_cu), times=times)
         timed = timings(row)
-        name = f"{row['lengths']}, {row['heads']} heads, query {row['query_len']}"
         us = timed.get(choice.splits, float("inf"))  # one that did not fit the device's memory
-        yield name, choice.kernel, us / min(timed.values()) - 1
+        yield name_of(row), choice.kernel, us / min(timed.values()) - 1
 
 
 def told(found: list[tuple[str, str, float]], what: str) -> int:

@@ -86,29 +86,28 @@ def line_of(function):
     return first + next(k for k, row in enumerate(rows) if row.endswith("# waits here"))
 
 
-@pytest.mark.parametrize("function", [join, future, executor_map, executor_exit, pool_apply], ids=lambda f: f.__name__)
-def test_the_line_that_waits_for_the_thread_is_blamed(step, gate, function):
+def told(step, gate, function, stack=OWN):
+    """What a helper thread with that stack is told while the main thread waits for it in `function`."""
     found = []
 
     def look():
         gate.wait()
-        found.append(step.logical(OWN))
+        found.append(step.logical(stack))
 
     function(look)
+    return found
+
+
+@pytest.mark.parametrize("function", [join, future, executor_map, executor_exit, pool_apply], ids=lambda f: f.__name__)
+def test_the_line_that_waits_for_the_thread_is_blamed(step, gate, function):
+    found = told(step, gate, function)
     assert found[0][0] == OWN[0]
     assert (blamed(found[0]).function, blamed(found[0]).line) == (function.__name__, line_of(function))
 
 
 def test_a_stack_with_a_frame_of_the_users_stays(step, gate):
-    found = []
     mine = (*OWN, Frame("/home/me/run.py", 3, "work"))
-
-    def look():
-        gate.wait()
-        found.append(step.logical(mine))
-
-    join(look)
-    assert found == [mine]
+    assert told(step, gate, join, mine) == [mine]
 
 
 def test_a_thread_that_does_not_wait_is_not_blamed(step):
@@ -135,17 +134,11 @@ def test_on_the_thread_that_steps_and_without_one_nothing_is_added(step):
 
 
 def test_a_thread_that_has_ended_is_not_asked(gate):
-    step, found = waiting.StepThread(), []
+    step = waiting.StepThread()
     ended = threading.Thread(target=step.is_this)
     ended.start()
     ended.join()
-
-    def look():
-        gate.wait()
-        found.append(step.logical(OWN))
-
-    join(look)
-    assert found == [OWN]
+    assert told(step, gate, join) == [OWN]
 
 
 def test_a_thread_that_python_did_not_make_gets_no_entry_of_its_own(step):
